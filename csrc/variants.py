@@ -81,12 +81,12 @@ def _both_levels(**columns) -> list[Variant]:
 _SM90_FORWARD = dict(direction="fwd", arch="sm90", stages=2)
 # At 512 and 1,024 keys, where another tile begins every few KV blocks, three stages are 1-4% faster
 # than two. A fourth stage gains nothing, and a third gains nothing at d 128.
-_SM90_SMALL = _SM90_FORWARD | dict(stages=3)
+_SM90_SHORT_ROWS = _SM90_FORWARD | dict(stages=3)
 
 _SM90_FORWARDS = [
-    *_rows(**_SM90_SMALL, scores="plain", head_dim=64, block_m=192, warps=16, block_n=128,
+    *_rows(**_SM90_SHORT_ROWS, scores="plain", head_dim=64, block_m=192, warps=16, block_n=128,
            why="three softmaxes hide behind the products; 160 registers, all in use"),
-    *_rows(**_SM90_SMALL, scores="plain", head_dim=96, block_m=192, warps=16, block_n=112,
+    *_rows(**_SM90_SHORT_ROWS, scores="plain", head_dim=96, block_m=192, warps=16, block_n=112,
            second_block_n=96,
            why="the longest of three warpgroups that does not spill: 128 keys do"),
     *_rows(**_SM90_FORWARD, scores="plain", head_dim=128, block_m=128, warps=12, block_n=128,
@@ -99,9 +99,9 @@ _SM90_FORWARDS = [
            why="1k keys on an H200: 5% more than 112, the longest that fits, which 4k gain 2% by"),
     *_rows(**_SM90_FORWARD, scores="plain", head_dim=256, block_m=128, warps=12, block_n=80,
            second_block_n=64, why="the longest that shared memory holds: 225 of 227 KiB"),
-    *_rows(**_SM90_SMALL, scores="full", head_dim=64, block_m=192, warps=16, block_n=96,
+    *_rows(**_SM90_SHORT_ROWS, scores="full", head_dim=64, block_m=192, warps=16, block_n=96,
            why="4k keys, ALiBi, H200: 343 TFLOP/s, 80 keys 338, 128x128 329"),
-    *_rows(**_SM90_SMALL, scores="full", head_dim=96, block_m=128, warps=12, block_n=128,
+    *_rows(**_SM90_SHORT_ROWS, scores="full", head_dim=96, block_m=128, warps=12, block_n=128,
            why="4k keys, dropout, H200: 352 TFLOP/s, 192x80 321; ALiBi: both 432"),
     *_rows(**_SM90_FORWARD, scores="full", head_dim=128, block_m=128, warps=12, block_n=128,
            why="4k keys, ALiBi, H200: 508 TFLOP/s, 192x64 485; dropout: 365, 380"),
@@ -232,13 +232,13 @@ _SM80_FORWARDS = [
 
 # `why` of a backward row gives its tile's cost: bytes of shared memory per multiply-add (mma.sync
 # keeps up with 0.1 on an H200) and resident CTAs of a multiprocessor. Where the plain row needs
-# more shared memory than the GPU has, plain calls run a full row; the rows of _SMALL fit the 99 KiB
-# of consumer GPUs. Figures: docs/kernels/sm80_backward.md. Spills are mostly addresses that do not
+# more shared memory than the GPU has, plain calls run a full row; the rows of _99_KIB fit consumer
+# GPUs. Figures: docs/kernels/sm80_backward.md. Spills are mostly addresses that do not
 # change.
 _SM80_BACKWARD = dict(direction="bwd", arch="sm80")
 _PLAIN = dict(**_SM80_BACKWARD, scores="plain")
 _FULL = dict(**_SM80_BACKWARD, scores="full")
-_SMALL = dict(**_FULL, tile_in_name=True)
+_99_KIB = dict(**_FULL, tile_in_name=True)
 
 _SM80_BACKWARDS = [
     *_rows(**_PLAIN, head_dim=32, block_m=64, block_n=128, warps=4, key_warps=4, stages=2,
@@ -263,28 +263,28 @@ _SM80_BACKWARDS = [
            why="with the plain tile's 4 warps, d 64's score mods spill 1344 bytes"),
     *_rows(**_FULL, head_dim=96, block_m=64, block_n=128, warps=8, key_warps=4, stages=2,
            why="0.125 bytes; fewer registers than the plain tile"),
-    *_rows(**_SMALL, head_dim=96, block_m=64, block_n=64, warps=4, key_warps=2, stages=2,
+    *_rows(**_99_KIB, head_dim=96, block_m=64, block_n=64, warps=4, key_warps=2, stages=2,
            allow_spills=12, why="88 KiB"),
     *_rows(**_FULL, head_dim=128, block_m=64, block_n=128, warps=8, key_warps=4, stages=2,
            allow_spills=108, why="as plain"),
-    *_rows(**_SMALL, head_dim=128, block_m=64, block_n=64, warps=8, key_warps=4, stages=1,
+    *_rows(**_99_KIB, head_dim=128, block_m=64, block_n=64, warps=8, key_warps=4, stages=1,
            why="80 KiB"),
     *_rows(**_FULL, head_dim=192, head_dim_v=128, block_m=64, block_n=64, warps=8, key_warps=2,
            stages=2, why="137 KiB, for an A100 too"),
-    *_rows(**_SMALL, head_dim=192, head_dim_v=128, block_m=32, block_n=64, warps=8, key_warps=4,
+    *_rows(**_99_KIB, head_dim=192, head_dim_v=128, block_m=32, block_n=64, warps=8, key_warps=4,
            stages=2, why="88 KiB"),
     *_rows(**_FULL, head_dim=192, block_m=64, block_n=64, warps=8, key_warps=2, stages=2,
            why="161 KiB, for an A100 too"),
-    *_rows(**_SMALL, head_dim=192, block_m=32, block_n=64, warps=8, key_warps=4, stages=1,
+    *_rows(**_99_KIB, head_dim=192, block_m=32, block_n=64, warps=8, key_warps=4, stages=1,
            why="80 KiB"),
     *_rows(**_FULL, head_dim=256, block_m=64, block_n=64, warps=8, key_warps=2, stages=1,
            allow_spills=36, why="145 KiB, for an A100 too"),
-    *_rows(**_SMALL, head_dim=256, block_m=32, block_n=32, warps=4, key_warps=2, stages=1,
+    *_rows(**_99_KIB, head_dim=256, block_m=32, block_n=32, warps=4, key_warps=2, stages=1,
            why="68 KiB"),
     # Warps share the squares of S and dP, in depth splits.
     *_rows(**_FULL, head_dim=512, block_m=32, block_n=32, warps=8, key_warps=2, stages=1,
            why="149 KiB, for an A100 too"),
-    *_rows(**_SMALL, head_dim=512, block_m=16, block_n=16, warps=4, key_warps=1, stages=1,
+    *_rows(**_99_KIB, head_dim=512, block_m=16, block_n=16, warps=4, key_warps=1, stages=1,
            why="75 KiB"),
 ]  # fmt: skip
 

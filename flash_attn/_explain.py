@@ -186,7 +186,7 @@ def explain(
         if not (kvcache or cache_seqlens is not None):
             checks_latent.in_pages(block_table)
         checks_latent.refuse(dropout_p, return_attn_probs, return_max_logits)
-    given = checks_fp8.of_codes(q_descale, k_descale, v_descale, out_dtype, fp8_products)
+    given = checks_fp8.given_of(q_descale, k_descale, v_descale, out_dtype, fp8_products)
     if checks_fp8.are_codes(q):
         raise NotImplementedError(f"q: got {FP8}; explain knows of codes in a KV cache alone")
     in_use = {

@@ -11,9 +11,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from flash_attn import _log, _switches
+from flash_attn import _load_errors, _log, _switches
 from flash_attn.api import refusals
-from flash_attn.dispatch import load_errors
 
 _MODULE = "flash_attn._C"
 _MISS = "flash_attn: not implemented: "
@@ -49,7 +48,7 @@ def load() -> None:
         if LOG:
             library.trace_to(trace)
     except ImportError as error:
-        why_not_loaded = load_errors.explain(path, str(error))
+        why_not_loaded = _load_errors.explain(path, str(error))
 
 
 def cuda_problem() -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import flash_attn_2_cuda as flash_attn_gpu  # noqa: F401
 from flash_attn.api import packed
-from flash_attn.api.checks_fp8 import of_codes
+from flash_attn.api.checks_fp8 import given_of
 from flash_attn.call import Cache, Descale, Lengths, MaxLogits, Options, Window
 from flash_attn.compat import keywords
 from flash_attn.compat.functions import Applied, function_class
@@ -148,7 +148,7 @@ def flash_attn_func(
     options = Options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
                       deterministic, return_attn_probs, s_aux, batch_invariant, return_lse,
                       return_softmax_lse, return_max_logits)  # fmt: skip
-    given = of_codes(q_descale, k_descale, v_descale, out_dtype, fp8_products)
+    given = given_of(q_descale, k_descale, v_descale, out_dtype, fp8_products)
     return calls.attend(q, k, v, options, given=given)
 
 
@@ -304,7 +304,7 @@ def flash_attn_varlen_func(
                       deterministic, return_attn_probs, s_aux, batch_invariant, return_lse,
                       return_softmax_lse, return_max_logits)  # fmt: skip
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    given = of_codes(q_descale, k_descale, v_descale, out_dtype, fp8_products)
+    given = given_of(q_descale, k_descale, v_descale, out_dtype, fp8_products)
     return calls.attend(q, k, v, options, lengths, block_table, None, given, qv)
 
 

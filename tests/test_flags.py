@@ -5,6 +5,8 @@ Those of the public functions of attention are rows of bad_options.py.
 
 from __future__ import annotations
 
+from typing import get_type_hints
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,8 @@ from flash_attn import (
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
 )
+from flash_attn.api import checks_scalars
+from flash_attn.call import Options
 from flash_attn.distributed import merge_attention, packed_layout
 from flash_attn.flash_attn_interface import _flash_attn_backward, _flash_attn_forward
 from flash_attn.layers.rotary import (
@@ -38,6 +42,15 @@ X = torch.randn(2, 6, 4, 32)
 QKV = torch.randn(2, 6, 3, 4, 32)
 COS, SIN = torch.ones(16, 16), torch.zeros(16, 16)
 TRUE, NO = np.bool_(True), np.bool_(False)
+
+
+def test_every_flag_of_a_call_is_looked_at():
+    """The check lists them twice: what it looks at first has to be what it checks."""
+    flags = [name for name, kind in get_type_hints(Options).items() if kind is bool]
+    assert len(flags) >= 6
+    for name in flags:
+        with pytest.raises(TypeError, match=f"^{name}: got 1; True or False is needed"):
+            checks_scalars.flags(Options(**{name: 1}))
 
 
 def raw_forward(**changes):

@@ -14,6 +14,8 @@ from torch._subclasses import FakeTensorMode
 
 import flash_attn_2_cuda
 from flash_attn import flash_attn_func, flash_attn_interface, flash_attn_varlen_func
+from flash_attn.call import Options
+from flash_attn.dispatch import private
 
 SCORES = [
     "dropout_p", "softmax_scale", "causal", "window_size_left", "window_size_right", "softcap",
@@ -132,6 +134,14 @@ def test_forward_returns_four(device):
     assert S_dmask.numel() == 0
     assert rng_state.shape == (0,)
     assert rng_state.dtype == torch.int64
+
+
+def test_forward_has_the_largest_logits_that_are_asked_for(device):
+    q, k, v = qkv(device, 2, 7)
+    for wanted in (True, "row"):
+        _, expected = flash_attn_func(q, k, v, return_max_logits=wanted)
+        *_, found, _ = private.forward(q, k, v, Options(return_max_logits=wanted))
+        assert torch.equal(found, expected)
 
 
 def test_forward_by_keywords_read_from_the_signature(device):

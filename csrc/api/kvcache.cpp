@@ -10,6 +10,7 @@
 #include "api/direct.h"
 #include "api/launches.h"
 #include "launch/decode_plan.h"
+#include "launch/decode_schedule.h"
 #include "launch/device.h"
 #include "launch/select.h"
 

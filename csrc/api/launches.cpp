@@ -6,6 +6,7 @@
 
 #include "api/arguments.h"
 #include "launch/decode_plan.h"
+#include "launch/decode_schedule.h"
 #include "launch/device.h"
 #include "launch/key_splits.h"
 #include "launch/select.h"
@@ -74,12 +75,11 @@ DecodeLaunch::DecodeLaunch(Tensor const& q, FwdParams const& p, int64_t num_spli
                            bool beside, NewRows const& rows)
     : variant_(decode_variant(q, p)),
       first_(variant_, current_device()),
-      split_(decode_schedule(variant_, p,
-                             decode_plan_of(p, current_device(), num_splits, cached).split,
-                             current_device())),
+      plan_(decode_plan_of(p, current_device(), num_splits, cached)),
+      split_(decode_schedule(variant_, p, plan_.split, current_device())),
       pieces_(q, decode_workspace(variant_, p, split_), ScalarType::Float),
       params_(decode_params(variant_, p, split_, pieces_.data<float>(), beside, rows)) {
-  trace_launch(p, variant_);
+  trace_launch(p, variant_, plan_);
 }
 
 void DecodeLaunch::start(StreamLock const& lock) const {

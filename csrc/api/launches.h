@@ -19,7 +19,7 @@ KeyCopies copy_odd_rows(FwdParams& p, Tensor const& k, Tensor const& v, Tensor c
 // The forward kernel that serves the call, on the current device.
 class ForwardLaunch {
  public:
-  // q is the tensor in p.q. num_splits: see launch/attention_plan.h. of_cache: sequences may have
+  // q is the tensor in p.q. num_splits: see launch/forward_plan.h. of_cache: sequences may have
   // fewer keys than seqlen_k.
   ForwardLaunch(Tensor const& q, FwdParams const& p, int64_t num_splits, bool of_cache = false);
 
@@ -32,7 +32,7 @@ class ForwardLaunch {
   std::optional<Scratch> splits_;  // results of splits
 };
 
-// The decode kernel. num_splits, cached: see launch/attention_plan.h. beside, rows: DecodeParams'.
+// The decode kernel. num_splits, cached: see launch/forward_plan.h. beside, rows: DecodeParams'.
 class DecodeLaunch {
  public:
   DecodeLaunch(Tensor const& q, FwdParams const& p, int64_t num_splits, bool cached,
@@ -43,6 +43,7 @@ class DecodeLaunch {
  private:
   Variant const& variant_;
   FirstLaunch const first_;
+  plan::DecodePlan plan_;
   SplitSchedule split_;
   Scratch pieces_;
   DecodeParams params_;

@@ -11,6 +11,7 @@
 #include "core/score_mod.h"
 #include "launch/backward_plan.h"
 #include "launch/decode_plan.h"
+#include "launch/decode_schedule.h"
 #include "launch/device.h"
 #include "launch/force.h"
 #include "launch/plan_text.h"
@@ -129,7 +130,7 @@ PyObject* explain_backward(PyObject*, PyObject* args) {
   }
   return selection_json(
       selection, {.plan = backward_json(problem_of(p, deterministic != 0), machine_of(device),
-                                        backward_kernel(*selection.variant, device))});
+                                        kernel_of_backward(*selection.variant, device))});
 }
 
 // A forward call in numbers, also one against a cache: the arguments of explain_forward and
@@ -208,7 +209,7 @@ PyObject* explain_forward(PyObject*, PyObject* args) {
   }
   plan::Problem const problem = problem_of(p, call.num_splits, call.cached != 0);
   plan::Machine const machine = machine_of(call.device);
-  plan::Kernel const kernel = forward_kernel(*selection.variant, call.device);
+  plan::Kernel const kernel = kernel_of_forward(*selection.variant, call.device);
   plan::ForwardChoice const choice = plan::plan_forward(problem, machine, kernel).choice;
   return selection_json(selection, {.splits = choice.splits,
                                     .block_n = kernel.block_n_of(choice.tile),
@@ -239,11 +240,11 @@ PyObject* explain_decode(PyObject*, PyObject* args) {
     plan::DecodePlan const plan = decode_plan_of(p, call.device, call.num_splits, call.cached);
     SplitSchedule const split = decode_schedule(*selection.variant, p, plan.split, call.device);
     served.splits = split.max_splits << split.cluster_log2;
-    served.plan =
-        decode_json(plan::decode_choices(
-                        decode_problem_of(p, call.device, call.num_splits, call.cached),
-                        machine_of(call.device), decode_kernel(*selection.variant, p, call.device)),
-                    plan);
+    served.plan = decode_json(
+        plan::decode_choices(decode_problem_of(p, call.device, call.num_splits, call.cached),
+                             machine_of(call.device),
+                             kernel_of_decode(*selection.variant, p, call.device)),
+        plan);
   }
   return selection_json(selection, served);
 }

@@ -223,14 +223,4 @@ FLASH_HD Piece find_piece(SplitSchedule const& s, int index, Lanes lanes, Sizes 
   return {0, 0, 0, 1, 0, 0, false};
 }
 
-// One thread that searches alone.
-struct OneLane {
-  static constexpr int kCount = 1;
-  FLASH_HD int index() const { return 0; }
-  FLASH_HD int64_t sum(int64_t x) const { return x; }
-  FLASH_HD int running_sum(int x) const { return x; }
-  FLASH_HD int first(bool condition) const { return condition ? 0 : kCount; }
-  FLASH_HD int of(int /*lane*/, int x) const { return x; }
-};
-
 }  // namespace flash

@@ -61,7 +61,7 @@ inline TileGrid make_tile_grid(const Seqlens& s, int heads, int block_m, TileOrd
         s.few_q > 0 ? VarlenSchedule::of(s.total_q, block_m, heads, batch, order, s.few_q, s.batch)
                     : VarlenSchedule::of(s.total_q, block_m, heads, batch, order);
   } else {
-    grid.dense = {num_m_blocks(s.seqlen_q, block_m), heads, s.batch, order};
+    grid.dense = {num_blocks(s.seqlen_q, block_m), heads, s.batch, order};
   }
   return grid;
 }
@@ -82,7 +82,7 @@ inline TileGrid make_key_tile_grid(const Seqlens& s, int heads, int block_n, Til
     grid.by_length =
         VarlenSchedule::of(s.total_k, block_n, heads, VarlenRows::count(s.batch), order);
   } else {
-    grid.dense = {num_m_blocks(s.seqlen_k, block_n), heads, s.batch, order};
+    grid.dense = {num_blocks(s.seqlen_k, block_n), heads, s.batch, order};
   }
   return grid;
 }

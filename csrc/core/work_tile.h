@@ -15,15 +15,16 @@ struct WorkTile {
   bool valid;   // false for the surplus tiles of an upper-bound grid
 };
 
-FLASH_HD int num_m_blocks(int seqlen_q, int block_m) {
-  // Not (seqlen_q + block_m - 1) / block_m, which overflows for seqlen_q close to 2^31.
-  return seqlen_q / block_m + (seqlen_q % block_m != 0);
+// Row blocks of a sequence, or KV blocks: rows / block, rounded up.
+FLASH_HD int num_blocks(int rows, int block) {
+  // Not (rows + block - 1) / block, which overflows for rows close to 2^31.
+  return rows / block + (rows % block != 0);
 }
 
 // The order in which tiles of a rectangle (row blocks x strips) run. A strip is one head of one
 // batch entry, and all row blocks of a strip read the same K and V.
 struct TileOrder {
-  int side_by_side;    // strips that run together, so many that their K and V fit in L2
+  int side_by_side;    // strips that run together: the plan's choice
   bool longest_first;  // causal: the last row block sees most keys, so it starts before the short
                        // ones, which then fill the tail of the launch
 };
@@ -61,7 +62,7 @@ struct RowBlocks {
   // VarlenSchedule's, so no prefix sum is needed.
   FLASH_HD int64_t first(const Seqlens& s, int sequence, int64_t row_q) const {
     return s.cu_q ? row_q / block_m + sequence
-                  : int64_t(sequence) * num_m_blocks(s.seqlen_q, block_m);
+                  : int64_t(sequence) * num_blocks(s.seqlen_q, block_m);
   }
 
   // Includes room for rows behind the last sequence, but none for rows before the first.

@@ -25,7 +25,7 @@ struct DecodeConfig {
   static constexpr int kKeyAlignment = 1;
   static constexpr int kStages = kStages_;
   static constexpr ScoreLevel kScores = kScores_;
-  // Where CTAs do little but read (launch/attention_plan.cpp), a cluster of them may have a tile.
+  // Where CTAs do little but read (launch/decode_plan.cpp), a cluster of them may have a tile.
   static constexpr bool kHasClusters = kScores == ScoreLevel::Plain && kWarps >= 4;
   static_assert(kHeadDim % 64 == 0 && kHeadDimV % 64 == 0);
   static_assert(kBlockM == 16, "the rows of one instruction");

@@ -12,10 +12,10 @@
 
 namespace flash::decode {
 
-// Shared memory lets three CTAs fit a multiprocessor of Hopper; registers have to allow them. The
-// CTAs of a cluster have a multiprocessor each, and as many registers as there are.
+// Registers have to allow so many CTAs a multiprocessor. The CTAs of a cluster have a
+// multiprocessor each, and as many registers as there are.
 template <bool kClusters>
-constexpr int kDecodeBlocks = kClusters ? 2 : 3;
+constexpr int kDecodeBlocks = kClusters ? 2 : kMostDecodeBlocks;
 
 template <class Config, bool kClusters, bool kWritesRows>
 __device__ __forceinline__ void decode_piece(DecodeParams const& p) {

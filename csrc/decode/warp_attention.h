@@ -1,7 +1,7 @@
 // One warp's attention: its own keys, its own online softmax.
 #pragma once
 
-#include "core/score_mods.h"
+#include "core/score_fragments.h"
 #include "decode/new_rows.h"
 #include "decode/products.h"
 

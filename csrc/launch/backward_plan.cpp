@@ -30,7 +30,7 @@ bool all_rows_see_keys(BwdParams const& p) {
 double blocks_that_see(BwdParams const& p, Variant const& variant) {
   plan::Problem const problem = problem_of(p, /*deterministic=*/false);
   double const rows = std::max(p.seqlens.seqlen_q, 1), keys = p.seqlens.seqlen_k;
-  double const blocks = num_m_blocks(p.seqlens.seqlen_k, variant.block_n);
+  double const blocks = num_blocks(p.seqlens.seqlen_k, variant.block_n);
   if (problem.window()) {
     return std::min(blocks, (double(p.mask.left) + p.mask.right) / variant.block_n + 1);
   }
@@ -61,7 +61,7 @@ plan::Problem problem_of(BwdParams const& p, bool deterministic) {
   return problem;
 }
 
-plan::Kernel backward_kernel(Variant const& v, DeviceInfo const& device) {
+plan::Kernel kernel_of_backward(Variant const& v, DeviceInfo const& device) {
   return kernel_of(v, resident_tiles(v, device));
 }
 
@@ -69,15 +69,16 @@ plan::BackwardPlan plan_of(BwdParams const& p, Variant const& variant, DeviceInf
                            bool deterministic) {
   plan::Problem const problem = problem_of(p, deterministic);
   if (records_plans) {
-    recorded_plan.put(backward_json(problem, machine_of(device), backward_kernel(variant, device)));
+    recorded_plan.put(
+        backward_json(problem, machine_of(device), kernel_of_backward(variant, device)));
   }
   if (forced_choice != kPlanned) {
-    plan::Kernel const kernel = backward_kernel(variant, device);
+    plan::Kernel const kernel = kernel_of_backward(variant, device);
     return forced(plan::backward_choices(problem, machine_of(device), kernel), forced_choice);
   }
   thread_local PlanCache<plan::BackwardPlan> last_plans;
   return last_plans.of(problem, variant, device, [&] {
-    return plan::plan_backward(problem, machine_of(device), backward_kernel(variant, device));
+    return plan::plan_backward(problem, machine_of(device), kernel_of_backward(variant, device));
   });
 }
 
@@ -87,7 +88,7 @@ KvPersistent kv_persistent(BwdParams const& p, Variant const& variant, DeviceInf
   constexpr int kMostOrdered = 4096;
   Seqlens const& s = p.seqlens;
   int64_t const rows = s.cu_q ? std::min<int64_t>(s.seqlen_q, s.total_q) : s.seqlen_q;
-  int const row_blocks = num_m_blocks(static_cast<int>(rows), variant.block_m);
+  int const row_blocks = num_blocks(static_cast<int>(rows), variant.block_m);
   int64_t const sequences = s.cu_k ? VarlenRows::count(s.batch) : s.batch;
   int64_t const items = std::max<int64_t>(sequences * p.heads_kv * p.gqa.splits, 1);
   int64_t const resident = std::min<int64_t>(resident_tiles(variant, device), items);
@@ -108,7 +109,7 @@ int heads_found_before(BwdParams const& p, Variant const& variant) {
 
 void follow(plan::BackwardChoice const& choice, Variant const& variant, DeviceInfo const& device,
             bool deterministic, BwdParams& p) {
-  int const heads = std::max(p.heads_q / std::max(p.heads_kv, 1), 1);
+  int const heads = problem_of(p, deterministic).group();
   p.gqa = GqaSplit::of(heads, choice.heads);
   p.side_by_side = choice.side_by_side;
   p.kv_persistent = choice.schedule == plan::Schedule::KvPersistent
@@ -120,7 +121,7 @@ void follow(plan::BackwardChoice const& choice, Variant const& variant, DeviceIn
   }
   if (choice.row_splits > 1) {
     int const tiles =
-        p.seqlens.batch * p.heads_kv * num_m_blocks(p.seqlens.seqlen_k, variant.block_n);
+        p.seqlens.batch * p.heads_kv * num_blocks(p.seqlens.seqlen_k, variant.block_n);
     p.row_split = RowSplit::last(0, tiles, choice.row_splits);
   }
 }

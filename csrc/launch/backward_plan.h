@@ -9,7 +9,7 @@ namespace flash {
 
 plan::Problem problem_of(BwdParams const& params, bool deterministic);
 
-plan::Kernel backward_kernel(Variant const& variant, DeviceInfo const& device);
+plan::Kernel kernel_of_backward(Variant const& variant, DeviceInfo const& device);
 
 // The forced choice if there is one (launch/force.h), otherwise the plan.
 plan::BackwardPlan plan_of(BwdParams const& params, Variant const& variant,

@@ -10,8 +10,8 @@
 
 namespace flash {
 
-// How many clusters of a kernel for which `allow` was called the device holds. `sure` becomes false
-// if the query fails and so does not tell.
+// How many clusters of the kernel the device can hold at once. `allow<kKernel>` must have been
+// called. `sure` becomes false if the query fails and so does not tell.
 template <auto kKernel>
 int held_clusters(LaunchShape const& shape, bool& sure) {
   cudaLaunchConfig_t config{};

@@ -1,105 +1,114 @@
 #include "launch/decode_plan.h"
 
 #include <algorithm>
-#include <numeric>
+#include <limits>
 
-#include "params/head_dims.h"
+#include "launch/device.h"
+#include "launch/force.h"
+#include "launch/plan_cache.h"
+#include "launch/plan_text.h"
+#include "launch/select.h"
 
 namespace flash {
 namespace {
 
-int group_of(FwdParams const& p) { return p.heads_q / std::max(p.heads_kv, 1); }
-
-// The most queries of a sequence, as far as the host can know.
-int64_t longest_q(Seqlens const& s) {
-  return s.cu_q ? std::min<int64_t>(s.seqlen_q, s.total_q) : s.seqlen_q;
+// A build for older GPUs alone runs on Hopper as well, without the instructions that clusters need.
+bool is_built_for_hopper() {
+  static bool const has =
+      std::ranges::any_of(variants(), [](Variant const& v) { return v.arch == 90; });
+  return has;
 }
 
-// Tiles of so many rows.
-int row_blocks(int64_t rows, int block_m) {
-  return static_cast<int>((rows + block_m - 1) / block_m);
+Direction forward_direction(FwdParams const& p) {
+  return p.pages.table ? Direction::Paged : Direction::Fwd;
 }
 
-// An upper bound of the row blocks of all sequences that are decoded: every sequence with queries
-// has a last row block, which may lack the rows of whole queries.
-int varlen_row_blocks(FwdParams const& p, int block_m) {
-  Seqlens const& s = p.seqlens;
-  bool const is_mixed = s.few_q != kAllQueries;
-  int64_t const parts = is_mixed ? s.batch : VarlenRows::count(s.batch);
-  int64_t const lacking = block_m - std::gcd(group_of(p), block_m);
-  int64_t const all =
-      (s.total_q * group_of(p) + std::min<int64_t>(parts, s.total_q) * lacking) / block_m;
-  int64_t const few = int64_t(s.batch) * row_blocks(int64_t(s.few_q) * group_of(p), block_m);
-  return static_cast<int>(is_mixed ? std::min(all, few) : all);
+// Whether only decode reads K and V: a latent cache, or codes. Hopper's forward reads codes whose
+// scales are numbers of heads, and whose rows are whole chunks of 16 bytes that its loads can
+// follow.
+bool are_only_decoded(FwdParams const& p, DeviceInfo const& device) {
+  return p.q_latent.ptr ||
+         (p.codes.used &&
+          (device.sm / 10 != 9 || p.codes.k.of_rows || p.codes.v.of_rows || p.odd.any() ||
+           !has_numbered_keys(p) ||
+           !row_of_plan(forward_direction(p), p, device, p.scores.has_score_mods())));
+}
+
+// The forward kernel's predicted time if it computes all; infinite where there is none.
+double time_of_forward(plan::Problem const& problem, FwdParams const& p, DeviceInfo const& device,
+                       plan::Machine const& machine) {
+  Variant const* const row =
+      row_of_plan(forward_direction(p), p, device, p.scores.has_score_mods());
+  if (!row) {
+    return std::numeric_limits<double>::infinity();
+  }
+  plan::Kernel const kernel = kernel_of_forward(*row, device);
+  return plan::plan_forward(problem, machine, kernel).us;
+}
+
+// The plan while choices are measured: it is recorded, and another choice can be forced.
+plan::DecodePlan measured(plan::DecodePlan const& plan, plan::Problem const& problem,
+                          plan::Machine const& machine, plan::Kernel const& kernel) {
+  std::vector<plan::DecodeChoice> const all = plan::decode_choices(problem, machine, kernel);
+  if (records_plans && !all.empty()) {
+    recorded_decode.put(decode_json(all, plan));
+  }
+  int const index = forced_decode;
+  bool const must = problem.only_decoded && index == kNotDecoded;
+  if (index == kPlanned || must || all.empty()) {
+    return plan;
+  }
+  if (index == kNotDecoded) {
+    return {0, {}, plan.us};
+  }
+  plan::DecodeChoice const choice = forced(all, index);
+  return {plan::decodable_queries(problem), choice.choice, choice.us};
 }
 
 }  // namespace
 
-bool decode_appends(FwdParams const& p, NewRows const& rows) {
-  // The kernel rotates four pairs at a time (decode/new_rows.h), never fewer.
-  constexpr int kPairs = 4;
-  Rotary const& r = rows.rotary;
-  auto const address = reinterpret_cast<uintptr_t>(r.cos) | reinterpret_cast<uintptr_t>(r.sin);
-  bool const rotates =
-      !r.cos || (r.rotary_dim % (2 * kPairs) == 0 && (r.cos_stride | r.sin_stride) % kPairs == 0 &&
-                 address % (2 * kPairs) == 0);  // elements have two bytes
-  // Kernels whose warps share keys write none.
-  bool const shared = p.q_latent.ptr || is_wide(p.head_dim, p.head_dim_v);
-  return p.seqlens.new_k <= kMostNewKeys && rotates && !shared;
+plan::Problem decode_problem_of(FwdParams const& p, DeviceInfo const& device, int64_t num_splits,
+                                bool cached) {
+  plan::Problem problem = problem_of(p, num_splits, cached);
+  problem.beside_decode = false;  // the plan decides it
+  problem.only_decoded = are_only_decoded(p, device);
+  return problem;
 }
 
-SplitSchedule decode_schedule(Variant const& variant, FwdParams const& p,
-                              plan::KeySplit const& split, DeviceInfo const& device) {
-  Seqlens const& lengths = p.seqlens;
-  bool const is_varlen = lengths.cu_q, is_mixed = is_varlen && lengths.few_q != kAllQueries;
-  int64_t const queries = is_mixed ? lengths.few_q : longest_q(lengths);
-  SplitSchedule s{};
-  s.batch = lengths.batch;
-  s.tiles =
-      FastDiv(p.heads_kv * (is_varlen ? 1 : row_blocks(queries * group_of(p), variant.block_m)));
-  s.varlen = is_varlen;
-  s.all_row_blocks = is_varlen ? varlen_row_blocks(p, variant.block_m) : s.batch;
-  s.equal =
-      !is_varlen &&
-      (s.batch == 1 || !(lengths.cu_k || lengths.used_k || lengths.leftpad_k || lengths.batch_k));
-  s.min_units = split.min_units;
-  s.max_splits = split.max_splits;
-  s.slices = split.pieces;
-  s.extra = split.extra;
-  s.cluster_log2 = split.cluster_log2;
-  // The surplus row blocks of a varlen q's upper bound have clusters as well.
-  constexpr int kMostBlocks = 3;  // CTAs of a multiprocessor
-  auto const blocks = [&] { return s.all_row_blocks * int64_t(s.tiles.divisor) << s.cluster_log2; };
-  while (is_varlen && s.cluster_log2 > 0 && blocks() > kMostBlocks * int64_t(device.sm_count)) {
-    --s.cluster_log2;
-  }
-  return s;
+plan::Kernel kernel_of_decode(Variant const& v, FwdParams const& p, DeviceInfo const& device) {
+  constexpr int kLaneColumns = 4, kWarpsOfClusters = 4;
+  int const threads = 32 * v.warps;
+  int const blocks = std::clamp(blocks_by_shared_memory(v, device), 1, kMostDecodeBlocks);
+  plan::Kernel kernel = kernel_of(v, blocks * device.sm_count);
+  bool const shared = shares_keys(v);
+  kernel.block_n *= shared ? 1 : v.warps;  // a unit: the keys of all warps' steps
+  kernel.merges_after = shared && v.arch == 90;
+  kernel.rows_at_once = threads * kLaneColumns / v.head_dim_v;
+  kernel.clusters =
+      device.sm == 90 && is_built_for_hopper() &&
+      (shared ? v.arch == 90 : v.is_plain() && v.warps >= kWarpsOfClusters && !p.odd.any());
+  return kernel;
 }
 
-int64_t decode_workspace(Variant const& variant, FwdParams const& p, SplitSchedule const& s) {
-  if (s.max_splits == 1) {
-    return 0;
+plan::DecodePlan decode_plan_of(FwdParams const& p, DeviceInfo const& device, int64_t num_splits,
+                                bool cached) {
+  bool const full = p.scores.has_score_mods() || p.odd.any();
+  Variant const* const row = row_of_plan(decode_direction(p), p, device, full);
+  // Kernels whose warps share keys read whole chunks alone; a forward reads a copy.
+  if (!row || (shares_keys(*row) && p.odd.any())) {
+    return {};
   }
-  int64_t const pieces = num_pieces(s);
-  int64_t const counters = pieces > kMostLastingCounters ? pieces : 0;
-  return pieces * variant.block_m * (p.head_dim_v + 1) + counters;
-}
-
-DecodeParams decode_params(Variant const& variant, FwdParams const& p, SplitSchedule const& s,
-                           float* workspace, bool beside, NewRows const& rows) {
-  FastDiv const group(p.heads_q / p.heads_kv), heads_kv(p.heads_kv);
-  DecodeParams params{p, group, heads_kv, s, nullptr, nullptr, nullptr, beside, rows};
-  if (s.max_splits > 1) {
-    int64_t const pieces = num_pieces(s), rows = pieces * variant.block_m;
-    params.partial_out = workspace;
-    params.partial_lse = params.partial_out + rows * p.head_dim_v;
-    // Between this launch and the one that it runs beside, clearing would keep them apart.
-    if (pieces > kMostLastingCounters && !beside) {
-      static_assert(sizeof(uint32_t) == sizeof(float));
-      params.counters = reinterpret_cast<uint32_t*>(params.partial_lse + rows);
-    }
+  plan::Problem const problem = decode_problem_of(p, device, num_splits, cached);
+  auto const make = [&] {
+    plan::Machine const machine = machine_of(device);
+    return plan::plan_decode(problem, machine, kernel_of_decode(*row, p, device),
+                             time_of_forward(problem, p, device, machine));
+  };
+  if (is_measuring()) {
+    return measured(make(), problem, machine_of(device), kernel_of_decode(*row, p, device));
   }
-  return params;
+  thread_local PlanCache<plan::DecodePlan> last_plans;
+  return last_plans.of(problem, *row, device, make);
 }
 
 }  // namespace flash

@@ -1,31 +1,21 @@
-// How the decode kernel serves a call with few query rows, by its plan (plan/plan.h). The plan
-// depends on the row of the table, the call and the GPU alone, never on the lengths, which only the
-// device knows.
+// The plan of a call that the decode kernel may serve: from the call to the problem and kernel that
+// plan/ knows. launch/decode_schedule.h turns it into the kernel's parameters.
 #pragma once
 
-#include "core/split_schedule.h"
-#include "launch/attention_plan.h"
+#include "launch/forward_plan.h"
 
 namespace flash {
 
-// Whether the decode kernel writes the call's new rows as well; otherwise a launch before it does.
-bool decode_appends(FwdParams const& params, NewRows const& rows);
+// problem_of, for decode's plan, which decides by itself whether a forward runs beside it.
+plan::Problem decode_problem_of(FwdParams const& params, DeviceInfo const& device,
+                                int64_t num_splits, bool cached);
 
-SplitSchedule decode_schedule(Variant const& variant, FwdParams const& params,
-                              plan::KeySplit const& split, DeviceInfo const& device);
+plan::Kernel kernel_of_decode(Variant const& variant, FwdParams const& params,
+                              DeviceInfo const& device);
 
-// Pieces of a call that are counted in a range that outlives it (launch/counters.h), at most: a
-// captured graph keeps its range for ever. A call of more has counters in its workspace, which its
-// launch clears; what that takes does not show beside the work of so many pieces.
-constexpr int64_t kMostLastingCounters = 1 << 13;
-
-// Floats of what the pieces of the schedule leave behind, and of the counters, if they are there.
-int64_t decode_workspace(Variant const& variant, FwdParams const& params,
-                         SplitSchedule const& split);
-
-// The kernel's parameters, with the workspace in place.
-DecodeParams decode_params(Variant const& variant, FwdParams const& params,
-                           SplitSchedule const& split, float* workspace, bool beside = false,
-                           NewRows const& rows = {});
+// Whether the decode kernel serves the call, or some sequences of a varlen batch, and how it cuts
+// their keys. few_q: the value of params.seqlens.few_q for a varlen batch; 0: it serves none.
+plan::DecodePlan decode_plan_of(FwdParams const& params, DeviceInfo const& device,
+                                int64_t num_splits, bool cached);
 
 }  // namespace flash

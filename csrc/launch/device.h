@@ -1,4 +1,5 @@
-// What the host knows about the GPU that it launches on.
+// What the host knows about the GPU that it launches on: its properties (device.cpp), what runs
+// there (device_code.cpp), and how fast it is (machine.cpp).
 #pragma once
 
 #include <span>
@@ -46,7 +47,7 @@ struct CompiledCode {
 };
 CompiledCode compiled_code();
 
-enum class DeviceCode { Machine, Ptx, None };
+enum class DeviceCode { Native, Ptx, None };
 
 constexpr char const* to_string(DeviceCode code) {
   constexpr char const* names[] = {"machine code", "PTX", "none"};

@@ -28,7 +28,7 @@ DeviceCode device_code(int sm) {
   CompiledCode const code = compiled_code();
   auto const serves = [sm](int capability) { return runs_on(capability, sm); };
   if (!only_ptx() && std::ranges::any_of(code.capabilities, serves)) {
-    return DeviceCode::Machine;
+    return DeviceCode::Native;
   }
   return code.ptx && sm >= kOldest ? DeviceCode::Ptx : DeviceCode::None;
 }

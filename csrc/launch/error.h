@@ -23,15 +23,15 @@ void check(bool condition, Parts const&... message) {
   }
 }
 
-inline void check_cuda(cudaError_t status, char const* variant, char const* file, int line) {
+inline void check_cuda(cudaError_t status, char const* what, char const* file, int line) {
   if (status != cudaSuccess) {
     cudaGetLastError();  // clears the error, which the runtime would return to the next caller
     throw std::runtime_error(concat("flash_attn: ", cudaGetErrorName(status), ": ",
-                                    cudaGetErrorString(status), " in ", variant, " (", file, ":",
-                                    line, ")"));
+                                    cudaGetErrorString(status), " in ", what, " (", file, ":", line,
+                                    ")"));
   }
 }
 
 }  // namespace flash
 
-#define FLASH_CHECK_CUDA(call, variant) ::flash::check_cuda((call), (variant), __FILE__, __LINE__)
+#define FLASH_CHECK_CUDA(call, what) ::flash::check_cuda((call), (what), __FILE__, __LINE__)

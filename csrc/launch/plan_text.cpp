@@ -48,9 +48,10 @@ std::string describe(plan::ForwardChoice const& c, plan::Kernel const& kernel) {
 }
 
 std::string describe(plan::KeySplit const& s) {
-  return s.cluster_log2 > 0  ? concat("clusters of ", 1 << s.cluster_log2)
-         : s.max_splits == 1 ? std::string("whole")
-                             : concat(s.pieces, " pieces");
+  return s.cluster_log2 > 0             ? concat("clusters of ", 1 << s.cluster_log2)
+         : s.max_splits == 1            ? std::string("whole")
+         : s.slices == plan::kAnySlices ? concat("up to ", s.max_splits, " pieces a tile")
+                                        : concat(s.slices, " pieces");
 }
 
 std::string backward_json(plan::Problem const& problem, plan::Machine const& machine,

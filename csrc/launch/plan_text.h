@@ -13,7 +13,7 @@ std::string describe(plan::BackwardChoice const& choice, int group);
 // "128 rows x 176 keys, 16 heads side by side"
 std::string describe(plan::ForwardChoice const& choice, plan::Kernel const& kernel);
 
-// "24 pieces"
+// "24 pieces" that a tile of each sequence has together
 std::string describe(plan::KeySplit const& split);
 
 // JSON: {"choices": [{"text": …, "us": …}, …], "chosen": index, "text": …, "us": …}

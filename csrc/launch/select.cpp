@@ -9,9 +9,6 @@
 namespace flash {
 namespace {
 
-// The fewest rows of a TMA box: a swizzle pattern repeats after so many.
-constexpr int kBoxRows = 8;
-
 // FLASH_ATTN_ARCH=80 forces a family, to compare kernels on one GPU; 0 means unset. The variable is
 // read once, because every call needs it.
 int forced_arch() {
@@ -37,8 +34,8 @@ bool rejects(Variant const& v, Request const& r, Say say) {
   }
   bool const loads_boxes = v.direction == Direction::Latent && v.arch == 90;
   if ((reads_pages_too || loads_boxes) && r.pages != PageLayout::Boxes) {
-    return because("serves keys whose rows can be numbered, and pages of a multiple of ", kBoxRows,
-                   " rows, without left padding");
+    return because("serves keys whose rows can be numbered, and pages of a multiple of ",
+                   kLeastBoxRows, " rows, without left padding");
   }
   if (reads_pages_too && v.dtype == std::string_view("e4m3") && v.block_n > kMostPagedKeys) {
     return because("has tiles of ", v.block_n, " keys, in pages ", kMostPagedKeys);
@@ -98,7 +95,7 @@ std::string describe(Request const& r) {
 }  // namespace
 
 PageLayout page_layout(int64_t page_size) {
-  return page_size % kBoxRows == 0 ? PageLayout::Boxes : PageLayout::Any;
+  return page_size % kLeastBoxRows == 0 ? PageLayout::Boxes : PageLayout::Any;
 }
 
 PageLayout page_layout(FwdParams const& p) {

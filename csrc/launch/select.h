@@ -1,4 +1,4 @@
-// From the problem to the variant: the first row of the table that serves a call.
+// From a request to the row of the table that serves it: the first one that can.
 #pragma once
 
 #include <string>

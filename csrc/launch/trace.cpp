@@ -39,7 +39,7 @@ bool is_first(Variant const& variant, int device) {
 
 std::string how_loaded(int sm) {
   switch (device_code(sm)) {
-    case DeviceCode::Machine:
+    case DeviceCode::Native:
       return "machine code was loaded";
     case DeviceCode::Ptx:
       return concat("the driver compiled PTX for sm_", sm);
@@ -60,16 +60,20 @@ void trace_launch(FwdParams const& params, Variant const& variant) {
   }
 }
 
+void trace_launch(FwdParams const& params, Variant const& variant, plan::DecodePlan const& plan) {
+  if (TraceListener const tell = listener_) {
+    std::string const text =
+        concat(describe(params), ", ", describe(plan.split), ", ", microseconds(plan.us));
+    tell(line(text, variant, variant.block_n));
+  }
+}
+
 void trace_launch(FwdParams const& params, Variant const& variant, plan::ForwardPlan const& plan) {
   if (TraceListener const tell = listener_) {
-    bool const second = plan.choice.tile == ForwardTile::Second;
-    std::string const splits = plan.choice.splits > 1
-                                   ? concat(", keys in ", plan.choice.splits, " splits")
-                                   : std::string();
-    std::string const text = concat(
-        describe(params), plan.choice.tile == ForwardTile::PackGqa ? ", pack-GQA" : "", splits,
-        ", ", plan.choice.side_by_side, " heads side by side, ", microseconds(plan.us));
-    tell(line(text, variant, second ? variant.second_block_n : variant.block_n));
+    plan::Kernel const kernel = kernel_of(variant, /*resident=*/0);
+    std::string const text =
+        concat(describe(params), ", ", describe(plan.choice, kernel), ", ", microseconds(plan.us));
+    tell(line(text, variant, kernel.block_n_of(plan.choice.tile)));
   }
 }
 

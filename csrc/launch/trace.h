@@ -17,7 +17,8 @@ void trace_to(TraceListener listener);
 // The listener may wait for Python's interpreter, so a caller must not hold a lock that a thread
 // which has the interpreter may wait for.
 void trace_launch(FwdParams const& params, Variant const& variant, plan::ForwardPlan const& plan);
-void trace_launch(FwdParams const& params, Variant const& variant);  // of decode
+void trace_launch(FwdParams const& params, Variant const& variant, plan::DecodePlan const& plan);
+void trace_launch(FwdParams const& params, Variant const& variant);  // of new rows to a cache
 void trace_launch(BwdParams const& params, Variant const& variant, plan::BackwardPlan const& plan);
 
 // Lives while a call prepares its launch and makes it. If that is the first launch of a row on a

@@ -29,7 +29,8 @@ struct LaunchContext {
   char const* name;
 };
 
-// How to launch a row: the function of its direction; the others are null.
+// How to launch a row: the function that serves its direction (paged rows: forward; latent ones:
+// decode); the others are null.
 struct Launch {
   void (*forward)(FwdParams const&, LaunchContext const&);
   void (*backward)(BwdParams const&, LaunchContext const&);
@@ -50,7 +51,7 @@ struct Variant {
   char const* name;
   Direction direction;
   int arch;           // oldest compute capability of its family: 80, 90
-  char const* dtype;  // "bf16", "fp16"
+  char const* dtype;  // "bf16", "fp16", "e4m3"
   int head_dim;
   int head_dim_v;
   int block_m;

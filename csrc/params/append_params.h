@@ -34,7 +34,7 @@ struct NewRows {
 };
 
 // A CTA of the decode kernel writes all new keys that it reads; more keys than these are written by
-// a launch of their own (launch/decode_plan.h).
+// a launch of their own (launch/decode_schedule.h).
 constexpr int kMostNewKeys = 8;
 
 // New rows that a kernel of their own writes.

@@ -127,7 +127,7 @@ struct BwdParams {
   int heads_q;
   int heads_kv;
   GqaSplit gqa;
-  int side_by_side;  // heads, or GQA splits, whose tiles run together
+  int side_by_side;  // KV heads, or their GQA splits, whose tiles run together
   KvPersistent kv_persistent;
   OrderedDq ordered_dq;  // not with KV-persistent or row splits
   RowSplit row_split;    // only for a dense call without GQA splits

@@ -20,8 +20,12 @@ struct SplitSchedule {
   // blocks of rows that belong to no sequence.
   bool varlen;
   int all_row_blocks;    // most row blocks with slices of their own; `batch` if they are in `tiles`
-  int cluster_log2 = 0;  // log2 of the CTAs that share a piece
+  int cluster_log2 = 0;  // log2 of the CTAs that share a whole tile
 };
+
+// The most CTAs of a multiprocessor that the decode kernel's registers allow. Shared memory lets
+// three fit one of Hopper's.
+constexpr int kMostDecodeBlocks = 3;
 
 // One call with few query rows against a cache. The workspace is there where split.max_splits > 1.
 struct DecodeParams {

@@ -14,4 +14,8 @@ enum class ForwardTile {
 // for pages.
 constexpr int kMostPagedKeys = 128;
 
+// The fewest rows of a TMA box: a swizzle pattern repeats after so many. Pages that boxes load are
+// a multiple of it.
+constexpr int kLeastBoxRows = 8;
+
 }  // namespace flash

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+
 #include "params/code_scales.h"
 #include "params/forward_tile.h"
 #include "params/key_splits.h"
@@ -52,6 +54,9 @@ struct FwdParams {
   KeySplits splits;
   OddRows odd;
   TensorView<const void> q_latent;  // [b, sq, h, dv], of latent attention; else ptr is null
+
+  // Query heads of a KV head; 0 where there are none.
+  int group() const { return heads_q / std::max(heads_kv, 1); }
 };
 
 }  // namespace flash

@@ -23,7 +23,7 @@ constexpr float kScoreMods = 1.3f;
 KernelTimes times_of(Machine const& m, Kernel const& k, Schedule schedule) {
   // A step has five products.
   double const flops = 2. * k.block_m * k.block_n * (3. * k.head_dim + 2. * k.head_dim_v);
-  KernelTimes const counted{6.f, static_cast<float>(flops / m.mma_flops)};
+  KernelTimes const counted{6.f, counted_step(m, k, flops)};
   bool const hopper = k.sm == 90;
   auto const [begin, step] = times_of(hopper ? m.backward : std::span<RowTimes const>{}, k,
                                       static_cast<int>(schedule), counted);
@@ -31,7 +31,7 @@ KernelTimes times_of(Machine const& m, Kernel const& k, Schedule schedule) {
 }
 
 // The tiles of a choice, and what they take: KV blocks of GQA splits of KV heads.
-struct KvBlocks {
+struct BackwardCost {
   Problem const& p;
   Machine const& m;
   Kernel const& k;
@@ -110,13 +110,14 @@ struct KvBlocks {
     // rows of a head, waits for them, and writes them rounded.
     bool const last = c.schedule == Schedule::OrderedDq && p.unmasked();
     double const rounded = last ? longest.longest * k.block_m * k.head_dim : 0;
-    return m.launch + beside_us() + overlapped(compute_us(), bytes() / m.memory) +
+    return m.launch + other_launches_us() + overlapped(compute_us(), bytes() / m.memory) +
            2.5 * (kSum + kElement) * rounded / m.sm_reads;
   }
 
  private:
-  // The launches beside the main one: D, zeros for dQ's sums, their rounding, sums of dK and dV.
-  double beside_us() const {
+  // The other launches than the main one: D, zeros for dQ's sums, their rounding, sums of dK and
+  // dV.
+  double other_launches_us() const {
     int const parts = splits * c.row_splits;
     double const merge = parts > 1 ? m.launch + key_bytes(parts * kSum + kElement) / m.memory : 0;
     if (c.schedule == Schedule::OrderedDq && ordered_dq_finds_delta(k.head_dim)) {
@@ -127,7 +128,7 @@ struct KvBlocks {
     return merge + (rounds ? 2 : 1) * m.launch + bytes / m.memory;
   }
 
-  // Free CTAs draw one tile after the other; the last group of heads begins with its longest. Or
+  // Free CTAs draw one tile after the other; the last round of heads begins with its longest. Or
   // they draw all tiles of a sequence, and the longest sequence comes first.
   double compute_us() const {
     auto const [plain_begin, plain_step] = times_of(m, k, c.schedule);
@@ -142,7 +143,7 @@ struct KvBlocks {
     bool const any = p.varlen_k && !p.alike();
     return queue_us(items * of_item, resident, begin + of_split / of_item * step,
                     begin + std::ceil(longest.longest / c.row_splits) * c.heads * step,
-                    (any ? 1 : last_group(ordered, together)) * most_tiles * c.row_splits);
+                    (any ? 1 : last_round(ordered, together)) * most_tiles * c.row_splits);
   }
 
   // All bytes come from memory once, and those that L2 could not keep again.
@@ -171,14 +172,14 @@ struct KvBlocks {
 std::vector<BackwardChoice> candidates(Problem const& p, Machine const& m, Kernel const& k) {
   std::vector<BackwardChoice> all;
   auto const add = [&](Schedule schedule, int heads, int row_splits) {
-    KvBlocks const blocks{p, m, k, {schedule, heads, row_splits, 1}};
+    BackwardCost const blocks{p, m, k, {schedule, heads, row_splits, 1}};
     for (int const width : blocks.widths()) {
       all.push_back({schedule, heads, row_splits, even_width(width, blocks.ordered)});
     }
   };
   int const group = p.group();
   for (int heads = group; heads >= 1; --heads) {
-    KvBlocks const t{p, m, k, {Schedule::Tiles, heads, 1, 1}};
+    BackwardCost const t{p, m, k, {Schedule::Tiles, heads, 1, 1}};
     // GQA splits are alike, or nearly so; a large group has only a few of them.
     int const lacking = t.splits * heads - group;
     bool const few = group <= 8 || heads <= 4 || (t.splits & (t.splits - 1)) == 0;
@@ -215,7 +216,7 @@ std::vector<BackwardChoice> candidates(Problem const& p, Machine const& m, Kerne
 }  // namespace
 
 std::vector<BackwardPlan> backward_choices(Problem const& p, Machine const& m, Kernel const& k) {
-  return predicted<KvBlocks>(candidates(p, m, k), {{p, 1}}, m, k);
+  return predicted<BackwardCost>(candidates(p, m, k), {{p, 1}}, m, k);
 }
 
 BackwardPlan plan_backward(Problem const& p, Machine const& m, Kernel const& k) {
@@ -224,7 +225,7 @@ BackwardPlan plan_backward(Problem const& p, Machine const& m, Kernel const& k) 
   BackwardPlan plan = best_of(backward_choices(usual, m, k));
   if (!p.wants_dq) {
     plan.choice.schedule = Schedule::Tiles;
-    plan.us = KvBlocks{p, m, k, plan.choice}.us();
+    plan.us = BackwardCost{p, m, k, plan.choice}.us();
   }
   return plan;
 }

@@ -60,6 +60,12 @@ Predicted<Choice> best_of(std::vector<Predicted<Choice>> const& choices) {
 KernelTimes times_of(std::span<RowTimes const> rows, Kernel const& k, int kernel,
                      KernelTimes others);
 
+// The step of a kernel that was not measured, in µs: its products. CTAs of a multiprocessor share
+// its tensor cores.
+inline float counted_step(Machine const& m, Kernel const& k, double flops) {
+  return static_cast<float>(flops * k.resident / m.sm_count / m.mma_flops);
+}
+
 inline double divide_up(double n, double d) { return std::ceil(n / d); }
 
 // Two times that overlap take a little longer than the longer of them.
@@ -87,17 +93,17 @@ struct Steps {
 Steps steps_of(int tile, int block, double own, double other, int before, int after, bool known);
 
 // Tiles that free CTAs, so many at a time, draw one after the other. mean, longest: µs of a tile.
-// last: so many tiles come with the last group, whose longest begin first.
+// last: so many tiles come with the last round of heads, whose longest begin first.
 double queue_us(double count, double resident, double mean, double longest, double last);
 
-// As many heads side by side as are wanted, or a few less, so that groups of them are alike.
+// As many heads side by side as are wanted, or a few less, so that rounds of them are alike.
 inline int even_width(double wanted, double heads) {
   double const all = std::clamp(heads, 1., 1e9);
   return even_group(static_cast<int>(std::clamp(wanted, 1., all)), static_cast<int64_t>(all));
 }
 
-// Of so many heads, those in the last group of heads that are side by side.
-inline double last_group(double heads, double side_by_side) {
+// Of so many heads, those in the last round of heads that are side by side.
+inline double last_round(double heads, double side_by_side) {
   return heads - (std::ceil(heads / side_by_side) - 1) * side_by_side;
 }
 

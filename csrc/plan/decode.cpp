@@ -1,5 +1,3 @@
-#include <limits>
-
 #include "core/cluster_size.h"
 #include "params/head_dims.h"
 #include "params/seqlens.h"
@@ -19,8 +17,11 @@ constexpr int kMinUnits = 2;  // of a piece
 // The most rows of a sequence, all heads of a KV head, for which the decode kernel is considered.
 constexpr int kMostDecodeRows = 64;
 
+// Of RowTimes::kernels, by what the keys are.
+constexpr int kOf16Bits = 0, kOfCodes = 1;
+
 // The tiles of the decode kernel, cut in one way, and what they take.
-struct Work {
+struct DecodeCost {
   Problem const& p;
   Machine const& m;
   Kernel const& k;
@@ -46,7 +47,8 @@ struct Work {
     // the machine's times at these dims are those of Hopper's.
     constexpr KernelTimes kOthers{8.f, 1.f};
     bool const timed = k.merges_after || k.head_dim == k.head_dim_v;
-    auto const [begin, step] = timed ? times_of(m.decode, k, k.codes, kOthers) : kOthers;
+    auto const [begin, step] =
+        timed ? times_of(m.decode, k, k.codes ? kOfCodes : kOf16Bits, kOthers) : kOthers;
     // CTAs search their pieces from lengths that the device knows.
     bool const known = !p.varlen_q && (p.batch == 1 || !(p.used_k || p.varlen_k));
     double const search = cut && !known ? m.search * divide_up(p.batch, 32) : 0;
@@ -90,11 +92,11 @@ struct Work {
   double longest_piece() const {
     if (one_each) {
       double const least = std::max(longest / s.max_splits, 1.);
-      double const of_each = std::floor(s.pieces / ranges);  // where all are as long
+      double const of_each = std::floor(s.slices / ranges);  // where all are as long
       return mean == longest ? divide_up(longest, std::clamp<double>(of_each, 1, s.max_splits))
-                             : std::clamp(ranges * mean / s.pieces, least, longest);
+                             : std::clamp(ranges * mean / s.slices, least, longest);
     }
-    double const whole = std::max(s.pieces - ranges / 2, 1.);
+    double const whole = std::max(s.slices - ranges / 2, 1.);
     double const units = std::max<double>(ranges * mean / whole, s.min_units);
     return std::min(std::max(units, longest / std::min<double>(s.max_splits, s.extra + 1.)),
                     longest);
@@ -111,7 +113,7 @@ struct Work {
   }
 };
 
-// The simpler ones come first. alone: the GPU has no other work.
+// The simpler ones come first. alone: the GPU has no other whole.
 std::vector<KeySplit> candidates(Problem const& p, Machine const& m, Kernel const& k, bool alone) {
   if (p.num_splits == 1 || p.batch_invariant) {
     return {KeySplit{}};
@@ -119,22 +121,23 @@ std::vector<KeySplit> candidates(Problem const& p, Machine const& m, Kernel cons
   int const units = std::max(static_cast<int>(divide_up(p.seqlen_k, k.block_n)), 1);
   if (p.num_splits > 1) {
     // As many pieces as the caller says, or as there are keys for.
-    constexpr int any = std::numeric_limits<int>::max();
-    return {{.pieces = any, .extra = any, .max_splits = std::min(units, p.num_splits)}};
+    return {
+        {.slices = kAnySlices, .extra = kAnySlices, .max_splits = std::min(units, p.num_splits)}};
   }
   std::vector<KeySplit> all = {KeySplit{}};
-  Work const work{p, m, k, {}};
+  DecodeCost const whole{p, m, k, {}};
   auto const add = [&](double ctas, double most) {
-    int const pieces = static_cast<int>(ctas / work.tiles);
-    if (pieces > work.ranges) {
-      all.push_back({.pieces = pieces,
-                     .extra = static_cast<int>(most / work.tiles - work.ranges),
+    int const slices = static_cast<int>(ctas / whole.tiles);
+    if (slices > whole.ranges) {
+      all.push_back({.slices = slices,
+                     .extra = static_cast<int>(most / whole.tiles - whole.ranges),
                      .max_splits = (units + kMinUnits - 1) / kMinUnits,
                      .min_units = kMinUnits});
     }
   };
-  if (work.one_each) {  // as many as run at once, once or more often; and more where lengths differ
-    double const waves = std::floor(work.ranges * work.tiles / k.resident) + 1;
+  if (whole
+          .one_each) {  // as many as run at once, once or more often; and more where lengths differ
+    double const waves = std::floor(whole.ranges * whole.tiles / k.resident) + 1;
     add(waves * k.resident, (waves + 1) * k.resident);
   } else {
     for (int const ctas : {m.sm_count, 2 * m.sm_count, 4 * k.resident}) {
@@ -148,7 +151,9 @@ std::vector<KeySplit> candidates(Problem const& p, Machine const& m, Kernel cons
 }
 
 // Whether the forward kernel should not compute what the decode kernel can: it would need a copy of
-// the keys, or load pages without Hopper's loads; or a sequence's bits would depend on others.
+// the keys, or load pages without Hopper's loads; a sequence's bits would depend on others; or the
+// decode kernel alone reads the keys (latent rows, codes), the GPU is not Hopper, or the caller
+// asks for splits.
 bool must_decode(Problem const& p, Machine const& m) {
   bool const cache = p.cached || p.page_size > 0;
   return p.only_decoded || p.odd_rows || (p.page_size > 0 && !p.page_boxes) ||
@@ -180,7 +185,7 @@ std::vector<DecodeChoice> decode_choices(Problem const& p, Machine const& m, Ker
   bool const alone = few_q == kAllQueries;
   // Sequences of few queries are taken to have one, which is the most likely.
   Problem const decoded = alone ? p : p.part(std::max(p.batch - p.long_ones(), 1), 1);
-  return predicted<Work>(candidates(decoded, m, k, alone), fills_of(decoded), m, k);
+  return predicted<DecodeCost>(candidates(decoded, m, k, alone), fills_of(decoded), m, k);
 }
 
 DecodePlan plan_decode(Problem const& p, Machine const& m, Kernel const& k, double forward_us) {

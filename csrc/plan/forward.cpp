@@ -15,8 +15,7 @@ constexpr double kMostBytes = 256 << 20;
 // Kernels that were not measured take the time of their products; their choices differ by the order
 // of tiles alone.
 KernelTimes times_of(Machine const& m, Kernel const& k, ForwardTile tile) {
-  double const flops = 2. * k.block_m * k.block_n * (k.head_dim + k.head_dim_v);
-  float const step = static_cast<float>(flops * k.resident / m.sm_count / m.mma_flops);
+  float const step = counted_step(m, k, 2. * k.block_m * k.block_n * (k.head_dim + k.head_dim_v));
   bool const measured = k.sm == 90 && k.plain;
   auto const& rows = k.query_codes ? m.forward_fp8 : k.codes ? m.forward_codes : m.forward;
   return times_of(measured ? rows : std::span<RowTimes const>{}, k, static_cast<int>(tile),
@@ -30,7 +29,7 @@ double bytes_of_splits(Problem const& p, int splits) {
 // The row blocks of a choice, and what they take. A strip of them is a head of a sequence, or a KV
 // head with all query heads that share it, or one KV split of these. Where only the device knows
 // the lengths, numbers are averages.
-struct RowBlocks {
+struct ForwardCost {
   Problem const& p;
   Machine const& m;
   Kernel const& k;
@@ -45,8 +44,8 @@ struct RowBlocks {
   double sharing = packs ? 1 : p.group();                                // strips of the same keys
   double heads = sharing * p.heads_kv * c.splits;                        // strips of one sequence
   double strips = p.batch * heads;                                       // of all sequences
-  double ordered = p.varlen_q ? heads : strips;     // that an order of tiles distinguishes
-  double most = num_m_blocks(p.seqlen_q, queries);  // row blocks of the longest sequence
+  double ordered = p.varlen_q ? heads : strips;   // that an order of tiles distinguishes
+  double most = num_blocks(p.seqlen_q, queries);  // row blocks of the longest sequence
   bool rows_known = most <= 1 || p.total_q == int64_t(p.batch) * p.seqlen_q;
   double of_strip = std::max(rows_known ? most : p.mean_q() / queries + 0.5, 1.);
   double tiles = strips * of_strip;
@@ -81,7 +80,7 @@ struct RowBlocks {
     return plan::steps_of(queries, block_n, rows, keys, p.mask.left, p.mask.right, p.alike());
   }
 
-  // Tiles take different times under a mask; the longest tiles of each group of strips come first.
+  // Tiles take different times under a mask; the longest tiles of each round of strips come first.
   double compute_us() const {
     auto const [begin, full_step] = times_of(m, k, c.tile);
     // The share of warpgroups that have rows.
@@ -92,10 +91,10 @@ struct RowBlocks {
     double const most_k = std::max<double>(p.seqlen_k, p.mean_k());
     double const whole = std::max(steps_of(p.seqlen_q, most_k).longest, steps * c.splits);
     double const longest = c.splits > 1 ? std::ceil(whole / c.splits) : whole;
-    // The longest tile of all begins with the last group of strips; where lengths of keys alone
+    // The longest tile of all begins with the last round of strips; where lengths of keys alone
     // differ, with any strip, and a quarter of them comes after it.
     bool const any = p.used_k && !p.varlen_q && p.batch > 1;
-    double const last = any ? std::max(strips / 4, 1.) : last_group(ordered, c.side_by_side);
+    double const last = any ? std::max(strips / 4, 1.) : last_round(ordered, c.side_by_side);
     return queue_us(tiles, k.resident, begin + steps * step, begin + longest * step,
                     last * std::max(most, of_strip));
   }
@@ -129,7 +128,7 @@ struct RowBlocks {
 std::vector<ForwardChoice> candidates(Problem const& p, Machine const& m, Kernel const& k) {
   std::vector<ForwardChoice> all;
   auto const add = [&](ForwardTile tile, int splits) {
-    for (int const width : RowBlocks{p, m, k, {tile, splits, 1}}.widths()) {
+    for (int const width : ForwardCost{p, m, k, {tile, splits, 1}}.widths()) {
       all.push_back({tile, splits, width});
     }
   };
@@ -156,9 +155,9 @@ std::vector<ForwardChoice> candidates(Problem const& p, Machine const& m, Kernel
   if (packs) {
     add(ForwardTile::PackGqa, 1);
   }
-  RowBlocks const whole{p, m, k, {ForwardTile::First, 1, 1}};
-  bool const full = p.alike() && whole.tiles >= k.resident;
-  if (heads_share && !full && !p.batch_invariant && !p.largest_logits) {
+  ForwardCost const whole{p, m, k, {ForwardTile::First, 1, 1}};
+  bool const fills_gpu = p.alike() && whole.tiles >= k.resident;
+  if (heads_share && !fills_gpu && !p.batch_invariant && !p.largest_logits) {
     int const most = p.num_splits == 0 ? kMostSplits : p.num_splits;
     for (int splits = 2; splits <= std::min(most, kMostSplits); splits *= 2) {
       if (bytes_of_splits(p, splits) <= kMostBytes) {
@@ -171,9 +170,9 @@ std::vector<ForwardChoice> candidates(Problem const& p, Machine const& m, Kernel
 
 }  // namespace
 
-double forward_us(Problem const& p, Machine const& m, Kernel const& k,
-                  ForwardChoice const& choice) {
-  return RowBlocks{p, m, k, choice}.us();
+double predicted_us(Problem const& p, Machine const& m, Kernel const& k,
+                    ForwardChoice const& choice) {
+  return ForwardCost{p, m, k, choice}.us();
 }
 
 std::vector<ForwardPlan> forward_choices(Problem const& p, Machine const& m, Kernel const& k) {
@@ -181,7 +180,7 @@ std::vector<ForwardPlan> forward_choices(Problem const& p, Machine const& m, Ker
     return {{{ForwardTile::First, 1, 1}, 0}};
   }
   Problem const own = p.beside_decode ? p.part(p.long_ones(), p.seqlen_q) : p;
-  return predicted<RowBlocks>(candidates(p, m, k), fills_of(own), m, k);
+  return predicted<ForwardCost>(candidates(p, m, k), fills_of(own), m, k);
 }
 
 ForwardPlan plan_forward(Problem const& p, Machine const& m, Kernel const& k) {

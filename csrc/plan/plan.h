@@ -3,6 +3,7 @@
 // first.
 #pragma once
 
+#include <limits>
 #include <vector>
 
 #include "params/forward_tile.h"
@@ -20,8 +21,9 @@ struct Predicted {
 
 // How the CTAs of a backward kernel, or clusters, go through KV blocks.
 enum class Schedule {
-  Tiles,         // a KV block each; its dQ is added to sums in memory, which a pass behind rounds
-  KvPersistent,  // all KV blocks of a sequence, one after the other: sums of dQ are the CTA's own
+  Tiles,         // a KV block each; its dQ is added to sums in memory, which the postprocess rounds
+  KvPersistent,  // all KV blocks of a KV head, or GQA split, of one sequence, one after the other:
+                 // sums of dQ are the CTA's own
   OrderedDq,     // a KV block each; the first one that a row sees puts its dQ, the last writes it
 };
 
@@ -29,7 +31,7 @@ struct BackwardChoice {
   Schedule schedule;
   int heads;         // query heads of a group that a tile takes one after the other
   int row_splits;    // parts that the rows of each tile are cut into; 1: they are whole
-  int side_by_side;  // heads whose tiles run together
+  int side_by_side;  // KV heads, or their GQA splits, whose tiles run together
 
   bool operator==(BackwardChoice const&) const = default;
 };
@@ -55,15 +57,19 @@ using ForwardPlan = Predicted<ForwardChoice>;
 
 std::vector<ForwardPlan> forward_choices(Problem const& p, Machine const& m, Kernel const& k);
 
-// The predicted time of any choice, for the problem's lengths.
-double forward_us(Problem const& p, Machine const& m, Kernel const& k, ForwardChoice const& choice);
+// The predicted time of any choice, for the problem's lengths; for tests.
+double predicted_us(Problem const& p, Machine const& m, Kernel const& k,
+                    ForwardChoice const& choice);
 
 ForwardPlan plan_forward(Problem const& p, Machine const& m, Kernel const& k);
+
+// The number of slices where no number is wanted: max_splits alone limits them.
+constexpr int kAnySlices = std::numeric_limits<int>::max();
 
 // How the tiles of the decode kernel are cut along the keys, for SplitSchedule
 // (params/decode_params.h).
 struct KeySplit {
-  int pieces = 0;        // slices that are wanted, of all sequences
+  int slices = 0;        // that are wanted, of all sequences
   int extra = 0;         // most slices beside one for each sequence, or row block of a varlen one
   int max_splits = 1;    // pieces of a tile; 1: whole
   int min_units = 1;     // the fewest units of a piece

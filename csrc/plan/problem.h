@@ -26,7 +26,7 @@ struct Problem {
   bool dropout;
   bool largest_logits;   // are wanted, which KV splits and long tiles of pages do not keep
   bool batch_invariant;  // a sequence's result may not depend on the others
-  // Only for a forward:
+  // Only for a forward or a decode:
   int page_size;      // 0: not in pages
   bool page_boxes;    // TMA can load boxes of pages: their size is a multiple of 8, no left padding
   bool cached;        // flash_attn_with_kvcache

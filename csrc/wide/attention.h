@@ -3,7 +3,7 @@
 #pragma once
 
 #include "decode/warp_attention.h"
-#include "wide/key_tiles.h"
+#include "wide/key_loader.h"
 #include "wide/queries.h"
 
 namespace flash::wide {
@@ -126,7 +126,7 @@ __device__ void attend(DecodeParams const& params, DecodeWork<Config> const& wor
     return smem.q.data() + r * Config::kQueryStride + column;
   });
   cp_async_fence();
-  KeyTiles<Config> tiles(p, work, smem);
+  WideKeyLoader<Config> tiles(p, work, smem);
 #pragma unroll 1
   for (int stage = 0; stage < kStages - 1; ++stage) {
     tiles.load(stage);

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flash_attn.api import checks
-from flash_attn.api.checks_fp8 import OfCodes, are_codes, of_codes
+from flash_attn.api.checks_fp8 import OfCodes, are_codes, given_of
 from flash_attn.call import FP8, Descale
 
 
@@ -67,7 +67,7 @@ class Asked(NamedTuple):
         wanted = self.out.dtype if are_codes(self.q) and isinstance(self.out, Tensor) else None
         out_dtype = wanted if wanted is torch.float16 else None  # bfloat16, or `into` refuses
         descales = self.q_descale, self.k_descale, self.v_descale
-        return of_codes(*descales, out_dtype, self.fp8_products)
+        return given_of(*descales, out_dtype, self.fp8_products)
 
 
 #: Of a cache, what codes of q do not go with.

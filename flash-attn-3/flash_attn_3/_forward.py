@@ -289,7 +289,7 @@ def _of_rows(
     else:
         parts = lengths.batch // max(sequences, 1)
         descales = (_rows.of_parts(x, parts) for x in given[:3])
-        given = checks_fp8.of_codes(*descales, *given[3:])
+        given = checks_fp8.given_of(*descales, *given[3:])
         out, lse, _, _ = private.forward(q, k, v, options, lengths, keys, num_splits, given=given)
     if shape is not None:
         out, lse = out.unflatten(0, shape), lse.unflatten(1, shape).transpose(0, 1).contiguous()

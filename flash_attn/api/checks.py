@@ -27,6 +27,7 @@ from flash_attn.api.checks_scalars import (  # noqa: F401  all checks by one nam
     flags,
     integer,
     max_logits,
+    max_seqlen,
     num_splits,
     number,
     window,
@@ -82,6 +83,26 @@ def like_q(x: Tensor, name: str, q: Tensor, traced: bool) -> None:
 def on_device_of(x: Tensor, name: str, q: Tensor) -> None:
     if x.device != q.device:
         raise ValueError(f"{name}: got device {x.device}; it must be that of q, {q.device}")
+
+
+def unpadded(*tensors: Tensor) -> None:
+    """Raises where a kernel on CUDA would need a head_dim that is padded."""
+    for x in tensors:
+        if x.is_cuda and x.shape[-1] % 8:
+            raise ValueError(
+                f"got head_dim {x.shape[-1]} (shape {tuple(x.shape)}); on CUDA the private "
+                "functions take multiples of 8, the public ones pad"
+            )
+
+
+def without_gradients(what: str, **tensors: Tensor | None) -> None:
+    """Raises where a call that has no gradient is asked for one. what: it is."""
+    for name, x in tensors.items():
+        if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError(
+                f"{name}: requires_grad is set; {what} has no gradient: call it under "
+                "torch.no_grad(), or with tensors that are detached"
+            )
 
 
 def unit_stride(x: Tensor, name: str) -> None:

@@ -41,7 +41,7 @@ class OfCodes(NamedTuple):
 NO_CODES = OfCodes()
 
 
-def of_codes(
+def given_of(
     q_descale: Descale, k_descale: Descale, v_descale: Descale, out_dtype: torch.dtype | None,
     fp8_products: bool = False,
 ) -> OfCodes:  # fmt: skip
@@ -116,12 +116,8 @@ def options(asked: Options, keys: Keys, inputs: tuple[Tensor | None, ...]) -> No
             f"{name}: got {getattr(asked, name)}; attention of codes ({FP8}) has none: convert q, "
             "k and v to torch.bfloat16"
         )
-    for name, x in zip(("q", "k", "v", "s_aux"), inputs, strict=True):
-        if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled():
-            raise RuntimeError(
-                f"{name}: requires_grad is set; attention of codes has no gradient: call it under "
-                "torch.no_grad(), or with tensors that are detached"
-            )
+    named = dict(zip(("q", "k", "v", "s_aux"), inputs, strict=True))
+    checks.without_gradients("attention of codes", **named)
 
 
 def fp16_out(out_dtype: Any) -> bool:

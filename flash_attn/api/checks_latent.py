@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
@@ -42,12 +41,7 @@ def in_pages(block_table: Tensor | None) -> None:
 
 def refuse_gradients(**tensors: Tensor) -> None:
     """Raises where a call that could have a gradient elsewhere is asked for one."""
-    for name, x in tensors.items():
-        if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled():
-            raise RuntimeError(
-                f"{name}: requires_grad is set; attention with a qv has no gradient: call it under "
-                "torch.no_grad(), or with tensors that are detached"
-            )
+    checks.without_gradients("attention with a qv", **tensors)
 
 
 def scaled(options: Options, q: Tensor, v: Tensor) -> Options:

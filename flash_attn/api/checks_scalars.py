@@ -19,6 +19,7 @@ from flash_attn.call import MaxLogits, Options
 
 LARGEST = torch.finfo(torch.float32).max  # kernels have scores in float32
 _LEAST = -LARGEST
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _FLAGS = ("causal", "deterministic", "return_attn_probs", "batch_invariant", "return_lse",
           "return_softmax_lse")  # fmt: skip
 
@@ -48,6 +49,21 @@ def flags(options: Options) -> Options:
             )
         options = options._replace(return_max_logits=wanted)
     return options
+
+
+def max_seqlen(x: int | Tensor, name: str, rows: int, exact: bool = False) -> int:
+    """The longest sequence as an int.
+
+    A tensor on a GPU is not waited for: kernels need an upper bound alone, and ``rows``, the length
+    of the packed tensor, is one. ``exact`` insists, where an output's shape depends on it.
+    """
+    if type(x) is int or isinstance(x, torch.SymInt):
+        return x
+    if isinstance(x, Tensor) and x.dim() == 0 and x.dtype in _INTEGERS:
+        return rows if x.is_cuda and not exact else x.item()
+    if isinstance(x, (Tensor, bool)) or not hasattr(x, "__index__"):
+        raise TypeError(f"{name}: got {x!r}; an int or a 0-d integer tensor is needed")
+    return operator.index(x)  # an integer of numpy's
 
 
 def max_logits(x: Any) -> MaxLogits:

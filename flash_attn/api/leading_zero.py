@@ -22,7 +22,7 @@ _looked_at: set[tuple] = set()
 def warn(name: str, cu_seqlens: Tensor, first: int, last: int, rows: int) -> None:
     """Warns once, if the 0 is missing. first, last: of cu_seqlens. rows: of the packed tensor."""
     if _is_missing(cu_seqlens, first, last, rows):
-        warn_once(_message(name, first), about=_message.__name__)
+        warn_once(_message(name, first), about="cu_seqlens without its leading 0")
 
 
 def log(q: Tensor, k: Tensor, lengths: Lengths, paged: bool) -> None:

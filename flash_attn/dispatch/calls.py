@@ -5,7 +5,6 @@ The public functions differ in how they take q, k and v; from here on they are t
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -39,22 +38,6 @@ from flash_attn.call import (
 from flash_attn.dispatch import autograd, direct, fp8, ops, run
 
 NO_KEYS = Keys()
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-
-
-def max_seqlen(x: int | Tensor, name: str, rows: int, exact: bool = False) -> int:
-    """The longest sequence as an int.
-
-    A tensor on a GPU is not waited for: kernels need an upper bound alone, and ``rows``, the length
-    of the packed tensor, is one. ``exact`` insists, where an output's shape depends on it.
-    """
-    if type(x) is int or isinstance(x, torch.SymInt):
-        return x
-    if isinstance(x, Tensor) and x.dim() == 0 and x.dtype in _INTEGERS:
-        return rows if x.is_cuda and not exact else x.item()
-    if isinstance(x, (Tensor, bool)) or not hasattr(x, "__index__"):
-        raise TypeError(f"{name}: got {x!r}; an int or a 0-d integer tensor is needed")
-    return operator.index(x)  # an integer of numpy's
 
 
 def resolved(
@@ -64,8 +47,8 @@ def resolved(
     longest_q, longest_k = lengths.max_seqlen_q, lengths.max_seqlen_k
     if type(longest_q) is not int or type(longest_k) is not int:
         keys = k.shape[0] if block_table is None else block_table.shape[-1] * k.shape[1]
-        longest_q = max_seqlen(longest_q, "max_seqlen_q", q.shape[0], exact)
-        longest_k = max_seqlen(longest_k, "max_seqlen_k", keys, exact)
+        longest_q = checks.max_seqlen(longest_q, "max_seqlen_q", q.shape[0], exact)
+        longest_k = checks.max_seqlen(longest_k, "max_seqlen_k", keys, exact)
         lengths = Lengths(lengths.cu_seqlens_q, lengths.cu_seqlens_k, longest_q, longest_k)
     if is_compiling():
         # While tracing, nothing is known of a number that comes out of a tensor: the program makes
@@ -215,11 +198,11 @@ def _attend_codes(
     given: OfCodes,
 ):  # fmt: skip
     options = checks.flags(options)
-    out, lse = of_codes(q, k, v, options, lengths, keys, given)
+    out, lse = attend_codes(q, k, v, options, lengths, keys, given)
     return (out, lse) if options.return_lse or options.return_softmax_lse else out
 
 
-def of_codes(
+def attend_codes(
     q: Tensor, k: Tensor, v: Tensor, options: Options, lengths: Lengths | None, keys: Keys,
     given: OfCodes, num_splits: int = 0,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from flash_attn import backend, call
+from flash_attn.api import checks
 from flash_attn.call import accumulation_dtype
 from flash_attn.dispatch import autograd, content_checks, direct, run, versions
 from flash_attn.dispatch.define import defined
@@ -186,10 +187,9 @@ def on_one_device(arguments: Callable) -> Callable:
 
     def by_name(args: tuple, kwargs: dict) -> dict[str, Any]:
         given = arguments(args, kwargs)
-        device = given["q"].device
         for name, x in given.items():
-            if isinstance(x, Tensor) and x.device != device:
-                raise ValueError(f"{name}: got device {x.device}; it must be that of q, {device}")
+            if isinstance(x, Tensor):
+                checks.on_device_of(x, name, given["q"])
         return given
 
     return by_name

@@ -19,15 +19,6 @@ from flash_attn.dispatch import calls
 from flash_attn.dispatch.autograd import rows_contiguous
 
 
-def _unpadded(*tensors: Tensor) -> None:
-    for x in tensors:
-        if x.is_cuda and x.shape[-1] % 8:
-            raise ValueError(
-                f"got head_dim {x.shape[-1]} (shape {tuple(x.shape)}); on CUDA the private "
-                "functions take multiples of 8, the public ones pad"
-            )
-
-
 def _checked_rng_state(
     rng_state: Tensor | None, q: Tensor, options: Options, lengths: Lengths | None
 ) -> Tensor | None:
@@ -46,9 +37,9 @@ def forward(
     """The results of ``calls.forward`` for a dense call or, with lengths, a varlen one."""
     options = checks.flags(options)
     if checks_fp8.are_codes(q):
-        return *calls.of_codes(q, k, v, options, lengths, keys, given, num_splits), None, None
+        return *calls.attend_codes(q, k, v, options, lengths, keys, given, num_splits), None, None
     scoring, lengths = calls.checked(q, k, v, options, lengths, keys)
-    _unpadded(q, v)
+    checks.unpadded(q, v)
     if rng_state is not None:
         rng_state = _checked_rng_state(rng_state, q, options, lengths)
     descales = checks_fp8.NO_DESCALES
@@ -58,7 +49,8 @@ def forward(
     call = Forward(
         q, k, v, scoring, lengths, keys, return_softmax=options.return_attn_probs,
         rng_state=rng_state, batch_invariant=options.batch_invariant, num_splits=num_splits,
-        return_max_logits=options.return_max_logits is not False, descales=descales,
+        return_max_logits=options.return_max_logits is not False,
+        max_logits_of_heads=options.return_max_logits is True, descales=descales,
     )  # fmt: skip
     return calls.forward(call)
 
@@ -72,7 +64,7 @@ def backward(
     keys = Keys(seqused_k=seqused_k)
     options = checks.flags(options)
     scoring, lengths = calls.checked(q, k, v, options, lengths, keys)
-    _unpadded(q, v)
+    checks.unpadded(q, v)
     checks.backward(tensors, options.s_aux)
     rng_state = _checked_rng_state(rng_state, q, options, lengths)
     dlse = None if dlse is None else dlse.contiguous()
@@ -184,7 +176,7 @@ def _flash_attn_varlen_forward(
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     keys = Keys(block_table, leftpad_k, seqused_k)
     num_splits = checks.num_splits(num_splits)
-    given = checks_fp8.of_codes(None, k_descale, v_descale, None)
+    given = checks_fp8.given_of(None, k_descale, v_descale, None)
     results = forward(q, k, v, options, lengths, keys, num_splits, rng_state, given)
     return _filled(q, results)
 

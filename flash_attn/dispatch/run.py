@@ -2,8 +2,9 @@
 
 1. A compiler or a transform of torch.func looks on: the operation, as torch dispatches it. A tensor
    does not show what lies below a transform, which may record it there.
-2. Autograd records the call: 3., between the inputs and the results of a node. This goes past the
-   kernels for the Autograd key, which are Python, too, and half the cost of the dispatch.
+2. Autograd records the call: as in 3, but the results become those of a node (``autograd.record``).
+   This goes past the kernels for the Autograd key, which are Python, too, and half the cost of the
+   dispatch.
 3. Otherwise the direct path; what that does not serve goes through torch's dispatcher, below the
    keys whose work is done here.
 """

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flash_attn.api.checks_fp8 import NO_CODES, of_codes
+from flash_attn.api.checks_fp8 import NO_CODES, given_of
 from flash_attn.call import FP8, Descale, Keys, Lengths, Options
 from flash_attn.dispatch import private
 
@@ -61,7 +61,7 @@ def attend(
     if scales is not None:
         k_pages, v_pages = k_pages.view(FP8), v_pages.view(FP8)
         k_descale, v_descale = (_descale(scale, lengths, k_pages) for scale in scales)
-        given = of_codes(None, k_descale, v_descale, None)
+        given = given_of(None, k_descale, v_descale, None)
     out, lse, _, _ = private.forward(q, k_pages, v_pages, options, lengths, keys, given=given)
     return out, lse
 

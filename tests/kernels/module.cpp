@@ -16,6 +16,7 @@
 #include "launch/backward_plan.h"
 #include "launch/clusters.h"
 #include "launch/decode_plan.h"
+#include "launch/decode_schedule.h"
 #include "launch/device.h"
 #include "launch/key_splits.h"
 #include "launch/launch_kernel.h"
@@ -104,7 +105,7 @@ void run_backward(flash::Variant const& variant, py::dict const& call,
                   number<bool>(call, "finds_delta"), flash::heads_found_before(p, variant)};
   if (int const splits = number<int>(call, "row_splits", 1); splits > 1) {
     int const tiles =
-        p.seqlens.batch * p.heads_kv * flash::num_m_blocks(p.seqlens.seqlen_k, variant.block_n);
+        p.seqlens.batch * p.heads_kv * flash::num_blocks(p.seqlens.seqlen_k, variant.block_n);
     int const count = std::min(number<int>(call, "split_tiles", 1), tiles);
     p.row_split = flash::RowSplit::last(tiles - count, count, splits);
   }
@@ -338,7 +339,7 @@ flash::SplitSchedule schedule_of(flash::Variant const& variant, flash::FwdParams
   }
   bool const cached = p.seqlens.cu_q == nullptr;
   flash::plan::Problem const problem = flash::problem_of(p, call["num_splits"].cast<int>(), cached);
-  flash::plan::Kernel kernel = flash::decode_kernel(variant, p, device);
+  flash::plan::Kernel kernel = flash::kernel_of_decode(variant, p, device);
   kernel.clusters = false;
   auto const plan = flash::plan::plan_decode(problem, flash::machine_of(device), kernel,
                                              std::numeric_limits<double>::infinity());

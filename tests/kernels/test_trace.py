@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 
@@ -42,6 +43,21 @@ def test_each_launch_has_a_line_while_somebody_listens(listen):
     listen(None)
     attend()
     assert len(lines) == 3
+
+
+def test_a_line_has_the_plan(listen):
+    """As flash_attn.explain words it: of a forward, and of a call against a cache."""
+    lines: list[str] = []
+    q, cache = (torch.randn(1, n, 2, 64, dtype=torch.bfloat16) for n in (1, 4096))
+    listen(lambda line: lines.append(line) if FIRST not in line else None)
+    attend(seqlen=300)
+    flash_attn.flash_attn_with_kvcache(q, cache, cache, num_splits=1)
+    flash_attn.flash_attn_with_kvcache(q, cache, cache, num_splits=3)
+    listen(None)
+    forward, whole, cut = (line.partition(" -> ")[0] for line in lines)
+    assert re.search(r", \d+ rows x \d+ keys, (.*, )?\d+ heads side by side, \d+ us", forward)
+    assert re.search(r", whole, \d+ us predicted$", whole)
+    assert re.search(r", up to 3 pieces a tile, \d+ us predicted$", cut)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ py::dict plan(py::dict const& problem, py::object const& machine, int blocks_per
   py::dict d;
   d["few_q"] = plan.few_q;
   d["us"] = plan.us;
-  d["pieces"] = plan.split.pieces;
+  d["slices"] = plan.split.slices;
   d["extra"] = plan.split.extra;
   d["max_splits"] = plan.split.max_splits;
   d["min_units"] = plan.split.min_units;

@@ -57,12 +57,12 @@ void bind_plan_forward(py::module_& m) {
       py::arg("problem"), py::arg("machine"), py::arg("kernel"));
 
   m.def(
-      "forward_us",
+      "predicted_us",
       [](py::dict const& problem, py::object const& machine, py::dict const& kernel, int tile,
          int splits, int side_by_side) {
         Machine const m = measured_machine(machine);
-        return forward_us(problem_of(problem), m, kernel_of(kernel, m),
-                          {ForwardTile(tile), splits, side_by_side});
+        return predicted_us(problem_of(problem), m, kernel_of(kernel, m),
+                            {ForwardTile(tile), splits, side_by_side});
       },
       py::arg("problem"), py::arg("machine"), py::arg("kernel"), py::kw_only(), py::arg("tile"),
       py::arg("splits") = 1, py::arg("side_by_side"));

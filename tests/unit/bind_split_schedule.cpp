@@ -2,6 +2,20 @@
 #include "core/merge_rounds.h"
 #include "core/split_schedule.h"
 
+namespace {
+
+// One thread that searches alone.
+struct OneLane {
+  static constexpr int kCount = 1;
+  int index() const { return 0; }
+  int64_t sum(int64_t x) const { return x; }
+  int running_sum(int x) const { return x; }
+  int first(bool condition) const { return condition ? 0 : kCount; }
+  int of(int /*lane*/, int x) const { return x; }
+};
+
+}  // namespace
+
 void bind_split_schedule(py::module_& m) {
   using flash::SplitSchedule;
   py::class_<SplitSchedule>(m, "SplitSchedule")
@@ -35,7 +49,7 @@ void bind_split_schedule(py::module_& m) {
               return flash::SequenceSize{b < s.batch ? units.at(b) : 0,
                                          row_blocks ? row_blocks->at(b) : 1};
             };
-            flash::Piece const p = flash::find_piece(s, index, flash::OneLane{}, size);
+            flash::Piece const p = flash::find_piece(s, index, OneLane{}, size);
             if (!p.valid) return std::nullopt;
             flash::UnitRange const range = p.range(p.sequence < s.batch ? units.at(p.sequence) : 0);
             return std::make_tuple(p.sequence, p.tile, p.split, p.splits, p.first, p.step,

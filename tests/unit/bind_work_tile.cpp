@@ -2,7 +2,7 @@
 #include "core/work_tile.h"
 
 void bind_work_tile(py::module_& m) {
-  m.def("num_m_blocks", &flash::num_m_blocks, py::arg("seqlen_q"), py::arg("block_m"));
+  m.def("num_blocks", &flash::num_blocks, py::arg("rows"), py::arg("block"));
 
   // (m_block, strip)
   m.def(

@@ -116,6 +116,17 @@ def test_whatever_is_asked_is_possible(core, gpu):
             assert us <= 1.011 * min(time for _, time in choices)
 
 
+def test_ctas_of_a_multiprocessor_share_its_tensor_cores(core):
+    """Steps that are counted from their products take longer where more tiles run at a time."""
+    gpu = OTHERS["A100"]
+    call = dense(4, 4096, 16, 16) | kernel(64, sm=80) | gpu
+    one, two = (
+        min(us for _, us in core.backward_choices(call | {"resident": n * gpu["resident"]}, "H200"))
+        for n in (1, 2)
+    )
+    assert two == pytest.approx(one, rel=0.1)
+
+
 @pytest.mark.parametrize("gpu", ["H100", "H200"])
 def test_keys_have_the_same_bits_without_dq(core, gpu):
     """What a tile goes through does not depend on whether dQ is wanted."""

@@ -80,11 +80,11 @@ def check_is_possible(core, p, machine, plan):
     if plan["max_splits"] > 1:
         units = -(-p["seqlen_k"] // unit(p["head_dim"]))
         assert plan["max_splits"] <= max(-(-units // plan["min_units"]), 1)
-        assert min(plan["pieces"], plan["extra"]) > 0
+        assert min(plan["slices"], plan["extra"]) > 0
         if p["num_splits"] > 1:
             assert plan["max_splits"] <= p["num_splits"]
         else:  # the workspace is bounded by the GPU, not by the call
-            assert plan["pieces"] * p["heads_kv"] <= 4 * 3 * sm_count(machine)
+            assert plan["slices"] * p["heads_kv"] <= 4 * 3 * sm_count(machine)
 
 
 @pytest.mark.parametrize(("machine", "blocks"), HOPPER + OTHERS, ids=lambda x: str(x))
@@ -111,7 +111,7 @@ def test_each_key_is_in_one_piece(core, machine, blocks):
         most = -(-p["seqlen_k"] // unit(128))
         lengths = [r.choice([0, 1, most // 9, most, r.randint(0, most)]) for _ in range(p["batch"])]
         schedule = core.SplitSchedule(
-            batch=p["batch"], tiles=heads_kv, min_units=plan["min_units"], slices=plan["pieces"],
+            batch=p["batch"], tiles=heads_kv, min_units=plan["min_units"], slices=plan["slices"],
             max_splits=plan["max_splits"], extra=plan["extra"],
         )  # fmt: skip
         check_cover(schedule, lengths, heads_kv, plan["max_splits"])
@@ -147,7 +147,7 @@ def test_few_long_sequences_are_cut_into_one_piece_a_multiprocessor_at_least(cor
         plan = core.plan_decode(p, machine)
         assert plan["cluster_log2"] == 0
         assert plan["max_splits"] > 1
-        assert plan["pieces"] * p["heads_kv"] > 120
+        assert plan["slices"] * p["heads_kv"] > 120
 
 
 @pytest.mark.parametrize("machine", ["H200", "H100"])
@@ -163,7 +163,7 @@ def test_many_sequences_of_a_large_capacity_are_cut(core, machine):
     for p in (call(96, 16384, 8, 8, 128), call(48, 32768, 16, 16, 64), call(32, 131072, 8, 1, 128)):
         plan = core.plan_decode(p, machine)
         assert plan["max_splits"] > 1, p
-        assert plan["pieces"] > p["batch"], p
+        assert plan["slices"] > p["batch"], p
 
 
 def test_the_faster_kernel_has_it(core):

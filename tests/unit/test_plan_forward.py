@@ -151,7 +151,7 @@ def test_nothing_to_do(core):
 )
 def test_times(core, problem, tile, side_by_side, us):
     kernel = hopper(problem["head_dim"], problem.get("head_dim_v"))
-    predicted = core.forward_us(problem, "H200", kernel, tile=tile, side_by_side=side_by_side)
+    predicted = core.predicted_us(problem, "H200", kernel, tile=tile, side_by_side=side_by_side)
     assert predicted == pytest.approx(us, rel=0.15)
 
 
@@ -194,7 +194,7 @@ def test_groups_are_narrow_where_l2_is_small(core):
     p = dense(112, 768, 32, 32, 192, causal=True, head_dim_v=128)
     kernel = hopper(192, 128)
     narrow, wide = (
-        core.forward_us(p, "H100", kernel, tile=0, side_by_side=width) for width in (8, 132)
+        core.predicted_us(p, "H100", kernel, tile=0, side_by_side=width) for width in (8, 132)
     )
     assert wide > 1.2 * narrow
     assert core.plan_forward(p, "H100", kernel)[2] <= 66

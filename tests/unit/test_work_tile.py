@@ -23,10 +23,10 @@ def walk(core, m_blocks, strips, group, longest_first):
 
 
 @pytest.mark.parametrize("block_m", [1, 16, 64, 80, 128, 192])
-def test_num_m_blocks_rounds_up(core, block_m):
+def test_num_blocks_rounds_up(core, block_m):
     lengths = [*range(400), 2**16, INT_MAX - block_m, INT_MAX - 1, INT_MAX]
     for seqlen_q in lengths:
-        assert core.num_m_blocks(seqlen_q, block_m) == -(-seqlen_q // block_m)
+        assert core.num_blocks(seqlen_q, block_m) == -(-seqlen_q // block_m)
 
 
 @pytest.mark.parametrize(("group", "longest_first"), ORDERS)

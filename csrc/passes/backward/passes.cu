@@ -73,7 +73,7 @@ void Passes<Element>::behind(BwdParams const& params, QueryTile tile, LaunchCont
 }
 
 template <class Element>
-void Passes<Element>::add_row_splits(BwdParams const& params, KeyTiles const& tiles,
+void Passes<Element>::add_row_splits(BwdParams const& params, MainTiles const& tiles,
                                      LaunchContext const& launch) {
   int64_t const blocks = (row_split_chunks(params, tiles) + kPassThreads - 1) / kPassThreads;
   launch_kernel<add_row_splits_kernel<Element>>(launch, {blocks, kPassThreads, 0}, params, tiles);

@@ -29,7 +29,7 @@ struct QueryTile {
 };
 
 // A main kernel's tiles.
-struct KeyTiles {
+struct MainTiles {
   TileGrid grid;
   int block_n;
 };
@@ -49,7 +49,7 @@ struct Passes {
   static void behind(BwdParams const& params, QueryTile tile, LaunchContext const& launch);
 
   // Behind it: dk and dv of tiles that are cut into row splits, from the splits' sums.
-  static void add_row_splits(BwdParams const& params, KeyTiles const& tiles,
+  static void add_row_splits(BwdParams const& params, MainTiles const& tiles,
                              LaunchContext const& launch);
 };
 

@@ -51,7 +51,7 @@ struct RowBlockOrder {
   FLASH_HD RowBlockOrder(BwdParams const& p, int block_m)
       : heads(p.heads_q),
         batch(p.seqlens.batch),
-        row_blocks(num_m_blocks(p.seqlens.seqlen_q, block_m)) {}
+        row_blocks(num_blocks(p.seqlens.seqlen_q, block_m)) {}
 
   FLASH_HD int all_heads() const { return heads * batch; }
   FLASH_HD int count() const { return all_heads() * row_blocks; }

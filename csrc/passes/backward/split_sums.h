@@ -101,14 +101,14 @@ __global__ void __launch_bounds__(kPassThreads)
 }
 
 // The same for tiles that are cut into row splits.
-FLASH_HD int64_t row_split_chunks(BwdParams const& p, KeyTiles const& tiles) {
+FLASH_HD int64_t row_split_chunks(BwdParams const& p, MainTiles const& tiles) {
   return int64_t(p.row_split.tiles) * tiles.block_n * RowChunks(p).count();
 }
 
 template <class Element>
 __global__ void __launch_bounds__(kPassThreads)
     add_row_splits_kernel(__grid_constant__ BwdParams const p,
-                          __grid_constant__ KeyTiles const tiles) {
+                          __grid_constant__ MainTiles const tiles) {
   RowChunks const chunks(p);
   RowChunk const chunk(chunks);
   int const number = chunk.line / tiles.block_n, key = chunk.line - number * tiles.block_n;

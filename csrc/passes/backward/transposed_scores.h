@@ -1,5 +1,5 @@
 // Masks, score mods and dropout of transposed scores (keys x queries) and of their gradient: like
-// core/score_mods.h, with queries as columns.
+// core/score_fragments.h, with queries as columns.
 #pragma once
 
 #include <cute/tensor.hpp>

@@ -4,7 +4,7 @@
 
 #include "core/dynamic_smem.h"
 #include "core/row_maxima.h"
-#include "core/score_mods.h"
+#include "core/score_fragments.h"
 #include "core/tile_grid.h"
 #include "sm80/forward/key_loader.h"
 #include "sm80/forward/products.h"

@@ -226,7 +226,7 @@ struct DeltaWarp {
 // for all of them, the loop that loads would spill.
 template <class Config>
 __device__ __forceinline__ void wait_for_delta(BwdParams const& p, KeyBlock<Config> const& block) {
-  int const row_blocks = num_m_blocks(block.seqlen_q, Config::kBlockM);
+  int const row_blocks = num_blocks(block.seqlen_q, Config::kBlockM);
   int const* const found =
       p.workspace.deltas_done + block.tile.batch * p.heads_q + block.head_begin;
 #pragma unroll 1

@@ -2,7 +2,7 @@
 // probabilities, and from the probabilities' gradient to the scores'.
 #pragma once
 
-#include "core/score_mods.h"
+#include "core/score_fragments.h"
 #include "passes/backward/transposed_scores.h"
 #include "sm90/backward/key_block.h"
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "core/score_mods.h"
+#include "core/score_fragments.h"
 #include "params/fwd_params.h"
 #include "sm90/forward/config.h"
 

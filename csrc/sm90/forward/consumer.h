@@ -59,14 +59,14 @@ struct Consumer {
       Acc acc(Config::kScores != ScoreLevel::Plain ? block.score_mod.exponent_scale()
               : Config::kCodes                     ? block.score_mod.softmax_scale
                                                    : args.params.scores.softmax_scale);
-      attend_hooked(block, acc);
+      attend_with_score_mods(block, acc);
       number = block.number + 1;  // read here: no register holds it during the tile
       if constexpr (!kFinishesEarly) {
         finish_rows<Config>(args, block, smem, warpgroup, thread, acc);
       }
       acc.rescale(acc.scale);
       if constexpr (Config::kSplit) {
-        store_part<Config>(args, block, warpgroup, thread, acc);
+        store_split<Config>(args, block, warpgroup, thread, acc);
       } else if constexpr (Config::kStoresTiles) {
         store_tile<Config>(args, block, smem.out[warpgroup], warpgroup, thread, acc);
       }
@@ -97,7 +97,7 @@ struct Consumer {
   __device__ int first_row() const { return warpgroup * queries(); }
   __device__ int queries() const { return args.rows.template queries_of<Config>(); }
 
-  __device__ __forceinline__ void attend_hooked(RowBlock<Config> const& block, Acc& acc) {
+  __device__ __forceinline__ void attend_with_score_mods(RowBlock<Config> const& block, Acc& acc) {
     if constexpr (Config::kScores == ScoreLevel::Plain) {
       attend(block, NoScoreMods{}, acc);
     } else {
@@ -139,8 +139,7 @@ struct Consumer {
     if (unseen < steps) {
       Probabilities p;
       Work<ScoreMods> const work{block, score_mods, steps, acc, p};
-      // With score mods there is one copy of the code: the mask of a block without limits hides
-      // nothing.
+      // With score mods there is one copy of the code: without limits the mask hides nothing.
       if (ScoreMods::kAny || unseen < block.masked_steps) {
         first_step<true>(work, unseen);
       } else {
@@ -243,12 +242,12 @@ struct Consumer {
     }
   }
 
-  // Masks the block's scores (row, column) and takes them into the rows' maxima. Returns whether O
-  // has to be multiplied by `rescale` before more is added, the same in a whole warp.
+  // Applies score mods and the mask to the scores (row, column), and raises the rows' maxima.
+  // Returns whether O has to be multiplied by `rescale` first, the same in a whole warp.
   template <bool kMasked, bool kFirst, class Work, class Scores>
-  __device__ __forceinline__ bool maxima(Work const& work, Position here, int key_block, Scores& s,
-                                         typename Work::Offsets& offsets,
-                                         float (&rescale)[Acc::kRows]) {
+  __device__ __forceinline__ bool raise_maxima(Work const& work, Position here, int key_block,
+                                               Scores& s, typename Work::Offsets& offsets,
+                                               float (&rescale)[Acc::kRows]) {
     auto const& [block, score_mods, steps, acc, p] = work;
     Coord const coord(thread);
     int const key_begin = key_block * Config::kBlockN;
@@ -354,7 +353,7 @@ struct Consumer {
     if constexpr (ScoreMods::kAny) {
       typename Work::Offsets offsets{};
       float rescale[Acc::kRows];
-      maxima<kMasked, true>(work, here, key_block, scores, offsets, rescale);
+      raise_maxima<kMasked, true>(work, here, key_block, scores, offsets, rescale);
       probabilities(work, key_block, scores, offsets);
     } else {
       first_probabilities<kMasked>(seen, scores, acc);
@@ -407,7 +406,8 @@ struct Consumer {
     if constexpr (!kRowsInTurn<ScoreMods>) {
       typename Work::Offsets offsets{};
       float rescale[Acc::kRows];
-      bool const moved = maxima<kMasked, false>(work, here, key_block, scores, offsets, rescale);
+      bool const moved =
+          raise_maxima<kMasked, false>(work, here, key_block, scores, offsets, rescale);
       probabilities(work, key_block, scores, offsets);
       // Waits behind the sums, as in wait_for_keys.
       bool const never = acc.softmax.sum[0] + acc.softmax.sum[1] < 0.f;

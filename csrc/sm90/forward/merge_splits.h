@@ -33,11 +33,11 @@ __device__ inline MergeRow merge_row(FwdParams const& p, int64_t index) {
 }
 
 // The weight of this lane's split, and the row's LSE. All lanes call it.
-struct PartWeight {
+struct SplitWeight {
   float weight;
   float lse;
 
-  __device__ PartWeight(KeySplits const& splits, float const* first, bool read) {
+  __device__ SplitWeight(KeySplits const& splits, float const* first, bool read) {
     int const lane = WarpLanes{}.index();
     bool const mine = read && lane < static_cast<int>(splits.count.divisor);
     float const own = mine ? first[lane * splits.lse_apart] : -INFINITY;
@@ -90,7 +90,7 @@ struct RowMerge {
         first(p.splits.out.ptr + p.splits.out.offset(at.batch, at.row, at.head)),
         out(static_cast<Element*>(p.out.ptr) + p.out.offset(at.batch, at.row, at.head)) {}
 
-  __device__ PartWeight weights() const {
+  __device__ SplitWeight weights() const {
     return {p.splits, p.splits.lse.at(at.batch, at.row, at.head), there};
   }
 
@@ -109,7 +109,7 @@ struct RowMerge {
     sum[3] += weight * x.w;
   }
 
-  __device__ void store_lse(PartWeight const& mine) const {
+  __device__ void store_lse(SplitWeight const& mine) const {
     if (there && WarpLanes{}.index() == 0) {
       *p.lse.at(at.batch, at.row, at.head) = mine.lse;
     }
@@ -126,7 +126,7 @@ struct RowMerge {
   // For any number of splits.
   __device__ void run() const {
     constexpr int kParts = 4;  // on their way at a time
-    PartWeight const mine = weights();
+    SplitWeight const mine = weights();
     store_lse(mine);
 #pragma unroll
     for (int begin = 0; begin < Config::kHeadDimV; begin += kStep) {
@@ -155,7 +155,7 @@ struct RowMerge {
       for (int split = 0; split < kMostSplitsAtOnce; ++split) {
         x[split] = load(split, col, exists && split < splits);
       }
-      PartWeight const mine = weights();
+      SplitWeight const mine = weights();
       if (begin == 0) {
         store_lse(mine);
       }

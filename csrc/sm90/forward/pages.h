@@ -29,8 +29,6 @@ __device__ inline void prefetch_table(Pages const& pages, int batch, int64_t thr
 // What a lane knows of a tile of keys: where those of its box are. `first` and `size` are multiples
 // of 8, as pages are.
 struct KeyBox {
-  static constexpr int kEight = 8;
-
   int first;  // key of the tile
   int size;   // keys of the box; 0: the lane has none
   int keys;   // keys of the sequence, from `first` on, but at most a box's
@@ -57,13 +55,13 @@ __device__ KeyBox key_box(ForwardArgs const& args, RowBlock<Config> const& block
   int const left = block.keys_at.rows - tile;  // keys of the sequence from the tile's first on
   KeyBox box;
   if constexpr (!Config::kPagesOnly) {
-    static_assert(Config::kBlockN <= WarpLanes::kCount / 2 * KeyBox::kEight);
-    box.first = lane / 2 * KeyBox::kEight;
+    static_assert(Config::kBlockN <= WarpLanes::kCount / 2 * kLeastBoxRows);
+    box.first = lane / 2 * kLeastBoxRows;
     bool const begins = lane % 2 == 0 && (box.first & (args.box_keys - 1)) == 0;
     box.size = begins && box.first < Config::kBlockN ? args.box_keys : 0;
     box.keys = min(left - box.first, args.box_keys);
   } else if constexpr (!Config::kLargePages) {
-    static_assert(Config::kBlockN <= WarpLanes::kCount * KeyBox::kEight);
+    static_assert(Config::kBlockN <= WarpLanes::kCount * kLeastBoxRows);
     box.first = lane * args.box_keys;
     box.size = box.first < Config::kBlockN ? args.box_keys : 0;
     box.keys = min(left - box.first, box.size);
@@ -104,7 +102,7 @@ struct PageLoader {
   ForwardArgs const& args;
   SharedStorage<Config>& smem;
   TensorMap const& tensor;
-  TensorMap const* eights;  // the same by boxes of eights, in a kernel for pages only
+  TensorMap const* whole_boxes;  // the same by boxes of all columns, in a kernel for pages only
   Ring<kStages>& ring;
   Loaded (&buffers)[kStages][kTile];
   bool tells;  // which keys of a tile exist
@@ -122,7 +120,7 @@ struct PageLoader {
       int const steps = block.range.count();
       for (int step = 0; step < steps; ++step) {
         if constexpr (Config::kPagesOnly) {
-          load_eights(block, step, blocks + step, elected);
+          load_whole_boxes(block, step, blocks + step, elected);
         } else {
           load(block, step, blocks + step, elected);
         }
@@ -158,8 +156,8 @@ struct PageLoader {
   }
 
  private:
-  __device__ void load_eights(RowBlock<Config> const& block, int step, uint32_t tile,
-                              bool elected) {
+  __device__ void load_whole_boxes(RowBlock<Config> const& block, int step, uint32_t tile,
+                                   bool elected) {
     Position const at(tile);
     KeyBox const box = key_box<Config>(args, block, step);
     ring.wait_empty(at);
@@ -174,7 +172,7 @@ struct PageLoader {
     TileCoord at_keys{box.slot.row, has_page ? box.keys : 0, block.keys_at.head, box.slot.page};
     Loaded* const target = buffers[at.stage] + box.first * kColumns;
     TensorMap const& map =
-        eights[Config::kLargePages ? PageBox::size_index(WarpLanes{}.index()) : 0];
+        whole_boxes[Config::kLargePages ? PageBox::size_index(WarpLanes{}.index()) : 0];
     bool const ends = at_keys.rows > 0 && at_keys.rows < box.size;
     if (box.size > 0 && !ends) {
       auto const c = map.eights(at_keys);
@@ -184,10 +182,10 @@ struct PageLoader {
     // The sequence's last keys: what lies behind them in the page is not read.
     if (ends) {
 #pragma unroll 1
-      for (int key = 0; key < box.size; key += KeyBox::kEight) {
-        TileCoord const eight{at_keys.row + key, min(max(at_keys.rows - key, 0), KeyBox::kEight),
+      for (int key = 0; key < box.size; key += kLeastBoxRows) {
+        TileCoord const eight{at_keys.row + key, min(max(at_keys.rows - key, 0), kLeastBoxRows),
                               at_keys.head, at_keys.batch};
-        load_tile<KeyBox::kEight, kColumns>(tensor, eight, target + key * kColumns, full, kHint);
+        load_tile<kLeastBoxRows, kColumns>(tensor, eight, target + key * kColumns, full, kHint);
       }
     }
     __syncwarp();
@@ -215,9 +213,9 @@ struct PageLoader {
   // A word of the keys that exist. found: the lanes whose box has a page
   __device__ uint32_t existing_keys(KeyBox const& box, unsigned found, int word) const {
     // The first of the eight keys that this lane answers for
-    int const key = (word * (WarpLanes::kCount / 2) + WarpLanes{}.index() / 2) * KeyBox::kEight;
+    int const key = (word * (WarpLanes::kCount / 2) + WarpLanes{}.index() / 2) * kLeastBoxRows;
     if constexpr (!Config::kLargePages) {
-      int const lane = key / KeyBox::kEight >> (args.box_keys / KeyBox::kEight - 1);  // 8 or 16
+      int const lane = key / kLeastBoxRows >> (args.box_keys / kLeastBoxRows - 1);  // 8 or 16
       return __ballot_sync(WarpLanes::kAll, found >> lane & 1);
     } else {
       uint32_t existing = 0;

@@ -28,7 +28,7 @@ __device__ MixedWork mixed_work(ForwardArgs const& args) {
     if (few) {
       work.decode_keys += info.seqlen_q > 0 ? keys * float(p.heads_kv) : 0.f;
     } else {
-      float const tiles = float(num_m_blocks(info.seqlen_q, block_rows) * heads);
+      float const tiles = float(num_blocks(info.seqlen_q, block_rows) * heads);
       work.tiles += tiles;
       work.tile_keys += tiles * keys;
     }

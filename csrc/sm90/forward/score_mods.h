@@ -11,7 +11,7 @@
 //   on_probabilities  what dropout does
 #pragma once
 
-#include "core/score_mods.h"
+#include "core/score_fragments.h"
 #include "sm90/forward/row_block.h"
 
 namespace flash::sm90::forward {

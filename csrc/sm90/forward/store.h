@@ -87,8 +87,8 @@ __device__ __forceinline__ void finish_rows(ForwardArgs const& args, RowBlock<Co
 
 // Writes O [rows, head_dim_v] of a KV split, in fp32 to the workspace.
 template <class Config>
-__device__ void store_part(ForwardArgs const& args, RowBlock<Config> const& block, int warpgroup,
-                           int thread, Accumulators<Config>& acc) {
+__device__ void store_split(ForwardArgs const& args, RowBlock<Config> const& block, int warpgroup,
+                            int thread, Accumulators<Config>& acc) {
   FwdParams const& p = args.params;
   FragmentCoord<4> const coord(thread);
   Tensor o = acc.rows();

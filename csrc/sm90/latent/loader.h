@@ -21,7 +21,7 @@ struct LatentArgs {
 // fragment_bits (core/mask.h). The first lane of each box loads it.
 template <class Config>
 struct KeyLoader {
-  static constexpr int kEight = 8, kLanes = 2 * Config::kBlockN / kEight;
+  static constexpr int kLanes = 2 * Config::kBlockN / kLeastBoxRows;
 
   LatentArgs const& args;
   decode::DecodeWork<Config> const& work;
@@ -66,7 +66,7 @@ struct KeyLoader {
 
  private:
   __device__ static int lane() { return WarpLanes{}.index(); }
-  __device__ static int first() { return lane() / 2 * kEight; }
+  __device__ static int first() { return lane() / 2 * kLeastBoxRows; }
   __device__ int first_key(int number) const { return work.begin + number * Config::kBlockN; }
   __device__ int keys_left(int number) const {
     return lane() < kLanes ? work.end - first_key(number) - first() : 0;

@@ -11,7 +11,7 @@ namespace flash::sm90::forward {
 // of fragment_bits (core/mask.h). The first lane of each box loads it.
 template <class Config>
 struct PairedTileLoader {
-  static constexpr int kEight = 8, kLanes = 2 * Config::kBlockN / kEight;
+  static constexpr int kLanes = 2 * Config::kBlockN / kLeastBoxRows;
   using Element = typename Config::Element;
   static constexpr int kRunColumns = kRun<Config::kHeadDim>;
 
@@ -44,7 +44,7 @@ struct PairedTileLoader {
 
  private:
   __device__ static int lane() { return WarpLanes{}.index(); }
-  __device__ static int first() { return lane() / 2 * kEight; }
+  __device__ static int first() { return lane() / 2 * kLeastBoxRows; }
 
   template <bool kTellsKeys>
   __device__ void load(TensorMap const& map, int runs, int step, uint32_t number) const {

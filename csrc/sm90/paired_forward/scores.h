@@ -1,7 +1,7 @@
 // The warpgroup that computes P: it has Q in registers, and is one KV block ahead of P·V.
 #pragma once
 
-#include "core/score_mods.h"
+#include "core/score_fragments.h"
 #include "sm90/paired_forward/config.h"
 
 namespace flash::sm90::forward {

@@ -10,7 +10,7 @@ namespace flash::wide {
 // All threads load each step together. A warp has neighbouring keys, eight lanes a key: each has 16
 // bytes of every run of 64 columns.
 template <class Config>
-struct KeyTiles {
+struct WideKeyLoader {
   using Element = typename Config::Element;
   static constexpr int kKeysOfWarp = Config::kBlockN / Config::kWarps;
   static constexpr int kLanesOfKey = 8;
@@ -24,8 +24,8 @@ struct KeyTiles {
   int key;        // its key of the sequence in the step that is looked up next
   PageSlot next;  // of its key in the step that is loaded next; read ahead
 
-  __device__ KeyTiles(FwdParams const& p_, DecodeWork<Config> const& work_,
-                      WideStorage<Config>& smem_)
+  __device__ WideKeyLoader(FwdParams const& p_, DecodeWork<Config> const& work_,
+                           WideStorage<Config>& smem_)
       : p(p_),
         work(work_),
         smem(smem_),

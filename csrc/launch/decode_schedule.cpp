@@ -1,0 +1,103 @@
+#include "launch/decode_schedule.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "params/head_dims.h"
+
+namespace flash {
+namespace {
+
+// The most queries of a sequence, as far as the host can know.
+int64_t longest_q(Seqlens const& s) {
+  return s.cu_q ? std::min<int64_t>(s.seqlen_q, s.total_q) : s.seqlen_q;
+}
+
+// Tiles of so many rows.
+int row_blocks(int64_t rows, int block_m) {
+  return static_cast<int>((rows + block_m - 1) / block_m);
+}
+
+// An upper bound of the row blocks of all sequences that are decoded: every sequence with queries
+// has a last row block, which may lack the rows of whole queries.
+int varlen_row_blocks(FwdParams const& p, int block_m) {
+  Seqlens const& s = p.seqlens;
+  bool const is_mixed = s.few_q != kAllQueries;
+  int64_t const parts = is_mixed ? s.batch : VarlenRows::count(s.batch);
+  int64_t const lacking = block_m - std::gcd(p.group(), block_m);
+  int64_t const all =
+      (s.total_q * p.group() + std::min<int64_t>(parts, s.total_q) * lacking) / block_m;
+  int64_t const few = int64_t(s.batch) * row_blocks(int64_t(s.few_q) * p.group(), block_m);
+  return static_cast<int>(is_mixed ? std::min(all, few) : all);
+}
+
+}  // namespace
+
+bool decode_appends(FwdParams const& p, NewRows const& rows) {
+  // The kernel rotates four pairs at a time (decode/new_rows.h), never fewer.
+  constexpr int kPairs = 4;
+  Rotary const& r = rows.rotary;
+  auto const address = reinterpret_cast<uintptr_t>(r.cos) | reinterpret_cast<uintptr_t>(r.sin);
+  bool const rotates =
+      !r.cos || (r.rotary_dim % (2 * kPairs) == 0 && (r.cos_stride | r.sin_stride) % kPairs == 0 &&
+                 address % (2 * kPairs) == 0);  // elements have two bytes
+  // Kernels whose warps share keys write none.
+  bool const shared = p.q_latent.ptr || is_wide(p.head_dim, p.head_dim_v);
+  return p.seqlens.new_k <= kMostNewKeys && rotates && !shared;
+}
+
+SplitSchedule decode_schedule(Variant const& variant, FwdParams const& p,
+                              plan::KeySplit const& split, DeviceInfo const& device) {
+  Seqlens const& lengths = p.seqlens;
+  bool const is_varlen = lengths.cu_q, is_mixed = is_varlen && lengths.few_q != kAllQueries;
+  int64_t const queries = is_mixed ? lengths.few_q : longest_q(lengths);
+  SplitSchedule s{};
+  s.batch = lengths.batch;
+  s.tiles =
+      FastDiv(p.heads_kv * (is_varlen ? 1 : row_blocks(queries * p.group(), variant.block_m)));
+  s.varlen = is_varlen;
+  s.all_row_blocks = is_varlen ? varlen_row_blocks(p, variant.block_m) : s.batch;
+  s.equal =
+      !is_varlen &&
+      (s.batch == 1 || !(lengths.cu_k || lengths.used_k || lengths.leftpad_k || lengths.batch_k));
+  s.min_units = split.min_units;
+  s.max_splits = split.max_splits;
+  s.slices = split.slices;
+  s.extra = split.extra;
+  s.cluster_log2 = split.cluster_log2;
+  // The surplus row blocks of a varlen q's upper bound have clusters as well.
+  auto const blocks = [&] { return s.all_row_blocks * int64_t(s.tiles.divisor) << s.cluster_log2; };
+  while (is_varlen && s.cluster_log2 > 0 &&
+         blocks() > kMostDecodeBlocks * int64_t(device.sm_count)) {
+    --s.cluster_log2;
+  }
+  return s;
+}
+
+int64_t decode_workspace(Variant const& variant, FwdParams const& p, SplitSchedule const& s) {
+  if (s.max_splits == 1) {
+    return 0;
+  }
+  int64_t const pieces = num_pieces(s);
+  int64_t const counters = pieces > kMostLastingCounters ? pieces : 0;
+  return pieces * variant.block_m * (p.head_dim_v + 1) + counters;
+}
+
+DecodeParams decode_params(Variant const& variant, FwdParams const& p, SplitSchedule const& s,
+                           float* workspace, bool beside, NewRows const& rows) {
+  FastDiv const group(p.group()), heads_kv(p.heads_kv);
+  DecodeParams params{p, group, heads_kv, s, nullptr, nullptr, nullptr, beside, rows};
+  if (s.max_splits > 1) {
+    int64_t const pieces = num_pieces(s), rows = pieces * variant.block_m;
+    params.partial_out = workspace;
+    params.partial_lse = params.partial_out + rows * p.head_dim_v;
+    // Between this launch and the one that it runs beside, clearing would keep them apart.
+    if (pieces > kMostLastingCounters && !beside) {
+      static_assert(sizeof(uint32_t) == sizeof(float));
+      params.counters = reinterpret_cast<uint32_t*>(params.partial_lse + rows);
+    }
+  }
+  return params;
+}
+
+}  // namespace flash
