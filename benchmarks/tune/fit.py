@@ -26,7 +26,7 @@ _FACTORS = {
     "memory": (0.85, 1.15),
     "reads": (0.85, 1.15),
 }
-_BOUNDS = {"begin": (0.5, 12), "launch": (1, 10), "l2_share": (0.7, 1.6)}
+_BOUNDS = {"begin": (0.5, 12), "launch": (1, 10), "l2_factor": (0.7, 1.6)}
 
 
 class Data:

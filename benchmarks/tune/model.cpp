@@ -56,7 +56,7 @@ void each_number(Visit visit) {
   Machine& m = machine;
   visit("memory", m.memory), visit("reads", m.reads), visit("sm_reads", m.sm_reads);
   visit("code_reads", m.code_reads);
-  visit("launch", m.launch), visit("l2_share", m.l2_share);
+  visit("launch", m.launch), visit("l2_factor", m.l2_factor);
   visit("search", m.search), visit("next_block", m.next_block);
   visit("cluster_block", m.cluster_block);
   visit("merge_round", m.merge_round), visit("merge_row", m.merge_row);

@@ -77,7 +77,7 @@ inline double overlapped(double a, double b) {
 
 // The share of repeated accesses to so many bytes that L2 misses.
 inline double missed(Machine const& m, double bytes) {
-  double const full = bytes / (double(m.l2_share) * double(m.l2_bytes)), square = full * full;
+  double const full = bytes / (double(m.l2_factor) * double(m.l2_bytes)), square = full * full;
   return square / (1 + square);
 }
 

@@ -12,7 +12,7 @@ namespace flash::plan {
 
 // A kernel's time on one multiprocessor, in µs.
 struct KernelTimes {
-  float begin;  // the beginning and end of a tile, beside its steps
+  float begin;  // the beginning and end of a tile, besides its steps
   float step;   // a tile's rows against its keys, once
 };
 
@@ -34,7 +34,7 @@ struct Machine {
   float sm_reads = 0;       // bytes that one multiprocessor takes in a µs, wherever they come from
   float code_reads = 0;     // the same of codes, which it converts
   float launch;             // µs from the end of a launch to the beginning of the next
-  float l2_share;           // the share of L2's bytes that can be counted on to be there again
+  float l2_factor;          // L2's bytes times this are as many as repeated accesses find again
   float search = 0;         // µs that a CTA searches its keys among 32 sequences' lengths
   float next_block = 0;     // µs that a multiprocessor takes from a CTA's end to another's work
   float cluster_block = 0;  // µs that each CTA of a cluster adds: the others wait for it

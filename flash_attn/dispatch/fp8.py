@@ -1,8 +1,9 @@
 """The operation on codes of q, k and v: schema, and what serves a call.
 
-On a CPU it computes in float32. On a GPU codes become 16 bits, which rounds nothing, and ordinary
-operations follow. A call with ``fp8_products`` allows more rounding: on Hopper it gets kernels that
-multiply codes as they are. Why these serve no other call: docs/lab/sm90_fp8_forward.md.
+On a CPU it computes in float32. On a GPU q, and without pages k and v, become 16 bits, which rounds
+nothing, and ordinary operations follow. A call with ``fp8_products`` allows more rounding: on
+Hopper it gets kernels that multiply codes as they are. Why these serve no other call:
+docs/lab/sm90_fp8_forward.md.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flash_attn import backend
+from flash_attn.api.checks import MAX_HEAD_DIM_OF_CODES
 from flash_attn.call import CodedForward, Scoring, named
 from flash_attn.dispatch import content_checks, direct, ops, run
 from flash_attn.dispatch.define import defined
@@ -38,9 +40,9 @@ SCHEMAS = {
 }
 #: A kernel's rows begin at multiples of as many bytes, and have one of them or more.
 _BYTES = 16
+#: Rows of the smallest TMA box: kLeastBoxRows in csrc/params/forward_tile.h.
 _PAGE_ROWS = 8
-_MOST_COLUMNS = 256
-#: Of a sequence and KV head: queries times query heads.
+#: Of a sequence and KV head: queries times query heads; kMostDecodeRows in csrc/plan/decode.cpp.
 _DECODED_ROWS = 64
 
 _library = defined(SCHEMAS)
@@ -106,7 +108,7 @@ def _on_gpu(q: Tensor) -> bool:
 
 def _kernel_takes(call: CodedForward) -> bool:
     columns = max(call.q.shape[-1], call.v.shape[-1])
-    if not has_kernel or columns > _MOST_COLUMNS or not is_hopper(call.q.device):
+    if not has_kernel or columns > MAX_HEAD_DIM_OF_CODES or not is_hopper(call.q.device):
         return False
     if call.keys.block_table is None:
         return True

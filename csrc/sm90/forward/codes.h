@@ -159,9 +159,9 @@ struct Converter {
                           Meanwhile meanwhile) {
     Loaded const loaded(tile);
     Position const at(tile);
-    int const warp = static_cast<int>(threadIdx.x) / 32 % Config::kConverterWarps;
+    int const warp = static_cast<int>(threadIdx.x) / 32 % Config::kRewritingWarps;
     constexpr int kMostAtOnce = Config::kConverterRegisters > 40 ? 8 : 4;
-    TileConverter<Element, Config::kBlockN, kColumns, Config::kConverterWarps, kMostAtOnce>
+    TileConverter<Element, Config::kBlockN, kColumns, Config::kRewritingWarps, kMostAtOnce>
         converter(warp);
     code_ring.wait_full(loaded);
     // Codes arrive long before the place for their elements is free. Read first, they are in

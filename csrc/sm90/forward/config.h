@@ -38,7 +38,7 @@ constexpr int staged_columns(ForwardTileShape const& tile, int codes) {
 // Buffers for codes that become elements or are transposed: `most`, or as many as there is room
 // for. codes: bytes of one.
 constexpr int code_stages(ForwardTileShape const& tile, int codes, int most) {
-  constexpr int kBytes = 225 << 10;
+  constexpr int kBytes = 225 << 10;  // with barriers 227 KiB
   return std::clamp((kBytes - tile.bytes()) / std::max(codes, 1), 1, most);
 }
 
@@ -121,12 +121,13 @@ struct ForwardConfig {
   static constexpr int kConsumers = kBlockM / kWarpgroupRows;
   static constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
   static constexpr bool kConvertsKeys = kCodes && !kFp8;
-  static constexpr int kConverterWarps = kFp8 ? 2 : kCodes ? kWarpgroup / 32 : 0;
+  static constexpr int kRewritingWarps = kFp8 ? 2 : kCodes ? kWarpgroup / 32 : 0;
   static constexpr int kThreads = (1 + kConsumers + kConvertsKeys) * kWarpgroup;
   static_assert(kWarps_ * 32 == kThreads);
   static_assert(kConsumers == 2 || kConsumers == 3);
-  // setmaxnreg: consumers get the registers that the producer's warpgroup gives up. With 24 it
-  // leaves them 240, of 168 at launch, but the tile look-up spills with 24.
+  // setmaxnreg: consumers get the registers that the producer's warpgroup gives up. With two
+  // consumers 24 leave each of these 240, of 168 at launch. With three, 32 leave 160, of 128: with
+  // 24 the tile look-up would spill.
   static constexpr int kLoaderRegisters = kConsumers == 3 ? 32 : kFp8 ? 40 : 24;
   static constexpr int kConverterRegisters = kScores == ScoreLevel::Plain ? 56 : 40;
   static constexpr int kConsumerRegisters = kConvertsKeys     ? 264 - kConverterRegisters
@@ -138,9 +139,9 @@ struct ForwardConfig {
   using MmaScores = MmaBothShared<Query, (kFp8 && kBlockN > 128 ? kBlockN / 2 : kBlockN), kHeadDim>;
   static constexpr int kProductColumns = kThreads == 512 ? std::min(kHeadDimV, 128) : kHeadDimV;
   // Of O, in a product of codes.
-  static constexpr int kPieceColumns = kHeadDimV % 128 == 0 ? 128 : kHeadDimV % 64 == 0 ? 64 : 96;
+  static constexpr int kPartColumns = kHeadDimV % 128 == 0 ? 128 : kHeadDimV % 64 == 0 ? 64 : 96;
   using Values = ValueProduct<WideValue, kBlockN, kHeadDimV, kStages,
-                              kFp8 ? kPieceColumns : kProductColumns, kFp8, kPagesOnly>;
+                              kFp8 ? kPartColumns : kProductColumns, kFp8, kPagesOnly>;
   using MmaValues = typename Values::Mma;
   using MmaOut = MmaRegisterA<Element, kHeadDimV, kBlockN>;  // whose registers O has
   // A run of codes has twice as many columns.

@@ -21,14 +21,15 @@ struct Fp8Consumer : Consumer<Config> {
   static constexpr int kRows = Acc::kRows, kColumns = Base::kColumns;  // of scores, a thread
 
   // P·V is added to O by so many columns at a time.
-  using MmaPiece = typename Config::MmaValues;
-  using PieceShape = Shape<Int<kWarpgroupRows>, Int<Config::kPieceColumns>>;
-  using Piece = decltype(partition_fragment_C(MmaPiece{}, PieceShape{}));
-  static constexpr int kPieces = Config::kHeadDimV / Config::kPieceColumns;
+  using MmaPart = typename Config::MmaValues;
+  using PartShape = Shape<Int<kWarpgroupRows>, Int<Config::kPartColumns>>;
+  using Part = decltype(partition_fragment_C(MmaPart{}, PartShape{}));
+  static constexpr int kParts = Config::kHeadDimV / Config::kPartColumns;
   // ((4 keys, 2 rows, 2), 1, keys / 32): 16 keys are four of each thread (transposer.h)
   using Probabilities = decltype(make_tensor<float_e4m3_t>(
       Shape<Shape<_4, _2, _2>, _1, Int<Config::kBlockN / 32>>{}));
 
+  // As Consumer's, but that tiles are stored at once.
   __device__ __forceinline__ void run() {
     Base::find_place();
     if constexpr (kPingPong) {
@@ -43,7 +44,7 @@ struct Fp8Consumer : Consumer<Config> {
       }
       Acc acc(Config::kScores == ScoreLevel::Plain ? block.score_mod.softmax_scale
                                                    : block.score_mod.exponent_scale());
-      attend(block, acc);
+      attend_with_score_mods(block, acc);
       number = block.number + 1;
       finish_rows<Config>(args, block, smem, warpgroup, thread, acc);
       acc.rescale(acc.scale);
@@ -77,7 +78,7 @@ struct Fp8Consumer : Consumer<Config> {
     }
   }
 
-  __device__ __forceinline__ void attend(RowBlock<Config> const& block, Acc& acc) {
+  __device__ __forceinline__ void attend_with_score_mods(RowBlock<Config> const& block, Acc& acc) {
     if constexpr (Config::kScores == ScoreLevel::Plain) {
       attend(block, NoScoreMods{}, acc);
     } else {
@@ -152,24 +153,24 @@ struct Fp8Consumer : Consumer<Config> {
     to_operand(scores, p);
     smem.v_ring.wait_full(here);
     wait_ping_pong();
-    for_each(make_int_sequence<kPieces>{}, [&](auto i) { add_piece(work, here, i, p); });
+    for_each(make_int_sequence<kParts>{}, [&](auto i) { add_part(work, here, i, p); });
     smem.v_ring.release(here);
   }
 
-  // Adds a piece of P·V to O.
+  // Adds a part of P·V to O.
   template <class Work>
-  __device__ __forceinline__ void add_piece(Work const& work, Position at, int i,
-                                            Probabilities const& p) {
-    auto const slice = MmaPiece{}.get_slice(0);
+  __device__ __forceinline__ void add_part(Work const& work, Position at, int i,
+                                           Probabilities const& p) {
+    auto const slice = MmaPart{}.get_slice(0);
     Tensor v = make_tensor(make_smem_ptr(smem.v[0]), typename Config::SmemLayoutV{});
-    using OfPiece = Shape<Int<Config::kPieceColumns>, Int<Config::kBlockN>>;
-    Tensor columns = local_tile(v(_, _, at.stage), OfPiece{}, make_coord(i, 0));
-    Piece piece;
-    start_product<false>(MmaPiece{}, p, slice.partition_fragment_B(columns), piece);
+    using OfPart = Shape<Int<Config::kPartColumns>, Int<Config::kBlockN>>;
+    Tensor columns = local_tile(v(_, _, at.stage), OfPart{}, make_coord(i, 0));
+    Part part;
+    start_product<false>(MmaPart{}, p, slice.partition_fragment_B(columns), part);
     warpgroup_wait<0>();
-    warpgroup_fence_operand(piece);
-    constexpr int kNumbers = decltype(size(piece))::value;
-    Tensor sums = make_tensor(piece.data(), rows_and_columns(piece.layout()));
+    warpgroup_fence_operand(part);
+    constexpr int kNumbers = decltype(size(part))::value;
+    Tensor sums = make_tensor(part.data(), rows_and_columns(part.layout()));
     Tensor out = make_tensor(work.acc.out.data() + i * kNumbers, sums.layout());
 #pragma unroll
     for (int c = 0; c < size<1>(sums); ++c) {

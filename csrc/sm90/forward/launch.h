@@ -40,18 +40,16 @@ inline TensorView<const void> in_pairs(TensorView<const void> view) {
 }
 
 // A kernel for pages only has boxes of all columns, and small ones for a sequence's end.
-constexpr int kEight = 8;
-
 template <class Config, int kColumns>
 TensorMapRequest keys_of(FwdParams const& p, TensorView<const void> const& view, int columns) {
-  int const box_rows = Config::kPagesOnly ? kEight : box_keys(p, Config::kBlockN);
+  int const box_rows = Config::kPagesOnly ? kLeastBoxRows : box_keys(p, Config::kBlockN);
   return key_request(p, view, columns, box_rows, kRun<kColumns>);
 }
 
 // Rows of a warpgroup: queries of one head, or of all heads that share a KV head.
 template <class Config>
 RowPacking row_packing(FwdParams const& params) {
-  int const group = Config::kPackGqa ? params.heads_q / std::max(params.heads_kv, 1) : 1;
+  int const group = Config::kPackGqa ? params.group() : 1;
   return {FastDiv(group), kWarpgroupRows / group};
 }
 

@@ -124,7 +124,7 @@ struct SharedStorage {
     for (Ring<1>& ring : q_ring) {
       ring.init(kWarpgroup / 32, in_pages ? 2 : 1);
     }
-    constexpr int kReaders = Config::kConsumerWarps, kConverters = Config::kConverterWarps;
+    constexpr int kReaders = Config::kConsumerWarps, kConverters = Config::kRewritingWarps;
     k_ring.init(kReaders, Config::kConvertsKeys ? kConverters : 1);
     v_ring.init(kReaders, Config::kCodes ? kConverters : 1);
     if constexpr (Config::kCodes) {

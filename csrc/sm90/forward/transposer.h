@@ -103,9 +103,9 @@ struct Transposer {
   __device__ void transpose(uint32_t tile) {
     RingPosition<Config::kCodeStages> const loaded(tile);
     RingPosition<Config::kStages> const at(tile);
-    int const warp = static_cast<int>(threadIdx.x) / 32 % Config::kConverterWarps;
+    int const warp = static_cast<int>(threadIdx.x) / 32 % Config::kRewritingWarps;
     TileTransposer<Config::kBlockN, Config::kHeadDimV> transposer(warp);
-    static_assert(transposer.kWarps == Config::kConverterWarps);
+    static_assert(transposer.kWarps == Config::kRewritingWarps);
     smem.code_rings.v.wait_full(loaded);
     transposer.load(smem.codes.v[loaded.stage], 0);
     smem.v_ring.wait_empty(at);
