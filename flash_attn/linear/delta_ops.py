@@ -1,4 +1,8 @@
-"""The operations of the gated delta rule, on torch operations on every device."""
+"""The operations of the gated delta rule: schemas, fakes, autograd, and what serves a call.
+
+``flash_attn::delta_step`` runs the compiled kernel where ``_kernels`` says that the library serves
+the call. All else runs on torch operations, on any device.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attn.dispatch.autograd import refuse_tangents
+from flash_attn.dispatch.autograd import refuse_tangents, rows_contiguous
 from flash_attn.dispatch.define import defined
-from flash_attn.linear import _chunks, _delta, ops
+from flash_attn.linear import _chunks, _delta, _delta_step, _kernels, ops
 from flash_attn.linear._autocast import without_autocast
 
-__all__ = ["SCHEMAS", "backward", "forward"]
+__all__ = ["SCHEMAS", "backward", "forward", "step"]
 
 _INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor? initial_state, "
@@ -27,17 +31,29 @@ SCHEMAS = {
         f"({_INPUTS}, Tensor do, Tensor? dfinal_state) -> (Tensor dq, Tensor dk, Tensor dv, "
         "Tensor dg, Tensor dbeta, Tensor dinitial_state)"
     ),
+    # One token a row, q [B, HK, K], v [B, H, V], g, beta [B, H]; writes state [slots, H, K, V].
+    "delta_step": (
+        "(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor(a!) state, Tensor? slots, "
+        "float scale, bool normalizes, float of_sigmoid) -> Tensor o"
+    ),
 }
 
 _library = defined(SCHEMAS)
 _scan = torch.ops.flash_attn.delta_forward.default
 backward = torch.ops.flash_attn.delta_backward.default
+_one_token = torch.ops.flash_attn.delta_step.default
 
 
 def forward(*args: Any) -> tuple[Tensor, Tensor]:
     """The operation; raises for forward-mode derivatives, which it would drop."""
     refuse_tangents(*args[:6])
     return _scan(*args)
+
+
+def step(*args: Any) -> Tensor:
+    """The operation, which has no derivative."""
+    refuse_tangents(*args[:6])
+    return _one_token(*args)
 
 
 def _call(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *rest: Any) -> _delta.Delta:
@@ -82,9 +98,28 @@ def _backward(*args: Any) -> tuple[Tensor, ...]:
     return dq, dk, found.dv, dg, dbeta, dstate
 
 
+def _run_step(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, state: Tensor,
+    slots: Tensor | None, *rest: Any,
+) -> Tensor:  # fmt: skip
+    name = "_linear_delta_step"
+    if v.numel() and ops.in_place(name, state) and _kernels.serves(name, q, v, g):
+        o = torch.empty_like(v, memory_format=torch.contiguous_format)
+        q, k, v = (rows_contiguous(x) for x in (q, k, v))
+        g, beta, slots = (None if x is None else x.contiguous() for x in (g, beta, slots))
+        _kernels.delta_step(q, k, v, g, beta, state, slots, *rest, o)
+        return o
+    return _delta_step.step(q, k, v, g, beta, state, slots, *rest)
+
+
+def _fake_step(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(v, memory_format=torch.contiguous_format)
+
+
 for _name, _serve, _fake in (
     ("delta_forward", _forward, _fake_forward),
     ("delta_backward", _backward, _fake_backward),
+    ("delta_step", _run_step, _fake_step),
 ):
     _library.impl(_name, _serve, "CompositeExplicitAutograd")
     torch.library.register_fake(f"flash_attn::{_name}", _fake, lib=_library)

@@ -9,7 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flash_attn.linear import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
+from flash_attn.linear import (
+    chunk_gated_delta_rule,
+    fused_recurrent_gated_delta_rule,
+    recurrent_gated_delta_rule_step,
+)
 from tests.linear.cases import GATES, HEAD_DIMS, SEQLENS, packed
 from tests.linear.reference import delta_rule
 
@@ -126,3 +130,18 @@ def test_token_by_token(v_first, backend):
     assert torch.equal(state, before)
     torch.testing.assert_close(torch.cat(outputs, 1), want, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(step, want_final, rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_step_refuses():
+    q, v, state = torch.randn(2, 2, 6), torch.randn(2, 4, 5), torch.randn(2, 4, 6, 5)
+    step = recurrent_gated_delta_rule_step
+    with pytest.raises(ValueError, match="state"):
+        step(q, q, v, None, None, state.mT)
+    with pytest.raises(ValueError, match="beta"):
+        step(q, q, v, None, v[:, :2, 0], state)
+    with pytest.raises(ValueError, match="allow_neg_eigval"):
+        step(q, q, v, None, None, state, allow_neg_eigval=True)
+    with pytest.raises(ValueError, match="state_indices"):
+        step(q, q, v, None, None, state, torch.tensor([1]))
+    with pytest.raises(ValueError, match="g: "):
+        fused_recurrent_gated_delta_rule(q[:, None], q[:, None], v[:, None], v[:, :, 0])

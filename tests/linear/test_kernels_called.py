@@ -11,7 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from flash_attn.linear import _chunks, _kernels, _step, chunk_scan, recurrent_step
+from flash_attn.linear import (
+    _chunks,
+    _delta_step,
+    _kernels,
+    _step,
+    chunk_scan,
+    fused_recurrent_gated_delta_rule,
+    recurrent_gated_delta_rule_step,
+    recurrent_step,
+)
 from tests.linear.cases import DECAYS, Backend, Case, check, packed
 
 FAR = torch.nan  # what a kernel finds in memory that it has to write
@@ -97,9 +106,20 @@ def step(q, k, v, g, state, slots, scale, o) -> None:
     o.copy_(_step.step(q, k, v, g, state, slots, scale))
 
 
+def delta_step(q, k, v, g, beta, state, slots, scale, normalizes, of_sigmoid, o) -> None:
+    calls.append("delta_step")
+    _checked(q, k, v, g, state)
+    assert beta is None or beta.dtype in (q.dtype, torch.float32)
+    assert slots is None or slots.dtype == torch.int32
+    o.copy_(_delta_step.step(q, k, v, g, beta, state, slots, scale, normalizes, of_sigmoid))
+
+
 @pytest.fixture
 def kernels(monkeypatch):
-    names = {"_linear_forward": forward, "_linear_backward": backward, "_linear_step": step}
+    names = {
+        "_linear_forward": forward, "_linear_backward": backward, "_linear_step": step,
+        "_linear_delta_step": delta_step,
+    }  # fmt: skip
     library = torch.library.Library("flash_attn", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -181,3 +201,31 @@ def test_step(v_first, kernels):
     for other in (state.bfloat16(), wide[..., ::2]):  # what no kernel takes
         recurrent_step(q, k, v, g, other, slots, 0.5, v_first)
     assert calls == ["step"]
+
+
+@pytest.mark.parametrize("v_first", [False, True])
+def test_delta_step(v_first, kernels):
+    q, k, v = (torch.randn(3, h, d).bfloat16() for h, d in ((2, 8), (2, 8), (4, 6)))
+    state = torch.randn(5, 4, 6, 8) if v_first else torch.randn(5, 4, 8, 6)
+    slots, g, other = torch.tensor([4, -1, 0]), -torch.rand(3, 4).double(), state.clone()
+    beta = torch.randn(3, 4).bfloat16()
+    flags = dict(use_beta_sigmoid_in_kernel=True, allow_neg_eigval=True, state_v_first=v_first)
+    o = recurrent_gated_delta_rule_step(q, k, v, g, beta, state, slots, 0.5, **flags)
+    assert calls == ["delta_step"]
+    cache = other.mT if v_first else other
+    want = _delta_step.step(q, k, v, g.float(), beta, cache, slots, 0.5, False, 2.0)
+    assert torch.equal(o, want)
+    assert torch.equal(state, other)
+    wide = torch.zeros(*state.shape[:-1], 2 * state.shape[-1])
+    for other in (state.bfloat16(), wide[..., ::2]):  # what no kernel takes
+        recurrent_gated_delta_rule_step(q, k, v, g, beta, other, slots, 0.5, state_v_first=v_first)
+    assert calls == ["delta_step"]
+
+
+def test_a_token_of_the_delta_rule_is_a_step_unless_it_needs_gradients(kernels):
+    q, k, v = (torch.randn(3, 1, h, d).bfloat16() for h, d in ((2, 8), (2, 8), (4, 6)))
+    fused_recurrent_gated_delta_rule(q, k, v)
+    assert calls == ["delta_step"]
+    o, _ = fused_recurrent_gated_delta_rule(q, k.requires_grad_(), v)
+    o.sum().backward()
+    assert calls == ["delta_step"]
