@@ -1,7 +1,7 @@
 """The operations of the gated delta rule: schemas, fakes, autograd, and what serves a call.
 
-``flash_attn::delta_step`` runs the compiled kernel where ``_kernels`` says that the library serves
-the call. All else runs on torch operations, on any device.
+``flash_attn::delta_forward`` and ``delta_step`` run the compiled kernels where ``_kernels`` says
+that the library serves the call. All else runs on torch operations, on any device.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flash_attn.dispatch.autograd import refuse_tangents, rows_contiguous
 from flash_attn.dispatch.define import defined
-from flash_attn.linear import _chunks, _delta, _delta_step, _kernels, ops
+from flash_attn.linear import _chunks, _delta, _delta_step, _k_tiles, _kernels, ops
 from flash_attn.linear._autocast import without_autocast
 
 __all__ = ["SCHEMAS", "backward", "forward", "step"]
@@ -69,10 +69,27 @@ def _fake_forward(*args: Any) -> tuple[Tensor, Tensor]:
 
 def _forward(*args: Any) -> tuple[Tensor, Tensor]:
     call = _call(*args[:-2])
-    with without_autocast(call.scan.q):
-        o, state = _delta.forward(call)
-    _, final = _fake_forward(*args)
-    return o, final.copy_(state) if final.dim() == 4 else final
+    scan, v_first = call.scan, args[-1]
+    served = _kernels.serves("_linear_delta_forward", scan.q, scan.v, scan.g) and scan.v.numel()
+    if not served:
+        with without_autocast(scan.q):
+            o, state = _delta.forward(call)
+        _, final = _fake_forward(*args)
+        return o, final.copy_(state) if final.dim() == 4 else final
+    final = ops.empty_state(scan, v_first) if args[-2] else None
+    o, state = _k_tiles.written(scan.v, scan.cu_seqlens), _kernels.laid_well(final)
+    q, k, v = (rows_contiguous(x) for x in (scan.q, scan.k, scan.v))
+    g, beta = (_of_token(x, q) for x in (scan.g, call.beta))
+    initial = _kernels.laid_well(scan.initial_state)
+    _kernels.delta_forward(q, k, v, g, beta, initial, scan.cu_seqlens, scan.scale, o, state)
+    if final is None:
+        return o, ops.nothing(scan)
+    return o, final if state is final else final.copy_(state)
+
+
+def _of_token(x: Tensor, q: Tensor) -> Tensor:
+    """g or beta [B, T, H] as kernels take it."""
+    return (x if x.dtype == q.dtype else x.float()).contiguous()
 
 
 def _fake_backward(*args: Any) -> tuple[Tensor, ...]:
