@@ -17,7 +17,6 @@ import flash_attn
 from benchmarks import __main__ as command
 from benchmarks import (
     compare,
-    delta,
     linear,
     linear_step,
     pictures,
@@ -261,30 +260,6 @@ def test_the_grid_of_steps():
     assert {p.head_dim for p in points} == set(linear.HEAD_DIMS)
     assert {p.batch for p in points if p.head_dim == 128} == set(linear_step.BATCHES)
     assert all(p.moved == 8 * p.batch * 2048 * p.head_dim_k for p in points)
-
-
-def test_the_delta_rule_beside_flash_linear_attention(monkeypatch):
-    taken = []
-
-    def mix(q, k, v, g, beta, initial_state=None, output_final_state=False):
-        taken.append((tuple(q.shape), tuple(g.shape), tuple(beta.shape)))
-        return v, initial_state
-
-    module = types.ModuleType("fla.ops.gated_delta_rule")
-    module.chunk_gated_delta_rule = mix
-    for name in ("fla", "fla.ops"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    for name, value in (("HEADS", 1), ("HEADS_V", 2), ("PROMPTS", ((2, 16),)), ("BATCHES", (3,))):
-        monkeypatch.setattr(delta, name, value)
-    monkeypatch.setattr(delta, "TUNING", 3)
-    (row,) = delta.delta(Options(CPU, dims={8}))
-    assert row.problem == "delta d8 b2 s16 h1/2"
-    assert row.rates["ours"] == pytest.approx(32 / row.milliseconds["ours"] / 1e3)
-    assert taken[0] == ((2, 16, 1, 8), (2, 16, 2), (2, 16, 2))
-    (row,) = delta.delta_step(Options(CPU, dims={8}))
-    assert row.rates["copy"] == pytest.approx(8 * 3 * 2 * 64 / row.milliseconds["copy"] / 1e6)
-    assert "fused_recurrent_gated_delta_rule" in row.missing["fla"]
 
 
 def test_attention_ends_at_512(installed, monkeypatch):

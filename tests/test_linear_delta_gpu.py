@@ -1,4 +1,4 @@
-"""What of the gated delta rule only a GPU shows: its kernels run, at sizes too large for the host."""
+"""What of the gated delta rule only a GPU shows: its kernels run, at sizes beyond the host's."""
 
 from __future__ import annotations
 

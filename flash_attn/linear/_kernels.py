@@ -67,8 +67,8 @@ from flash_attn import backend
 from flash_attn.dispatch import ops  # noqa: F401  loads the compiled library
 
 __all__ = [
-    "SCHEMAS", "backward", "delta_forward", "delta_step", "forward", "laid_well", "lies_well", "most_columns",
-    "serves", "step",
+    "SCHEMAS", "backward", "delta_forward", "delta_step", "forward", "laid_well", "lies_well",
+    "most_columns", "serves", "step",
 ]  # fmt: skip
 
 SCHEMAS = {

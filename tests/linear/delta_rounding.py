@@ -1,9 +1,9 @@
 """What rounding to 16 bits may do to results of the delta rule's kernels over chunks.
 
-With u half a last digit of q's dtype, and u_S that of bf16, a chunk with the state S0 rounds T and A
-(DeltaFactors) by u, S0 by u_S, R = V - (K∘e^G) S0 by u, U = T R by u, and no number else. What an
-error of R, of U or of S0 does to o and to the next state is a product with matrices that the chunk
-has. Errors are independent, so their squares add up, and each result is held to z times the root:
+With u half a last digit of q's dtype, and u_S that of bf16, a chunk with the state S0 rounds T and
+A (DeltaFactors) by u, S0 by u_S, R = V - (K∘e^G) S0 by u, U = T R by u, and no number else. What
+an error of R, of U or of S0 does to o and to the next state is a product with matrices that the
+chunk has. Errors are independent, so their squares add up; each result is held to z times the root:
 
     |o - exact| <= u |o| + z √(Σ (what an error's number is multiplied by in o)² error²)
 
@@ -27,7 +27,7 @@ _HALF_DIGIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 _OF_STATES = 2.0**-8
 _SUMS = 2.0**-16
 _SMALLEST = {torch.bfloat16: 1e-30, torch.float16: 2.0**-24}  # where digits end
-_Z = 6.0
+_Z = 3.0
 _CHUNK = 64
 
 

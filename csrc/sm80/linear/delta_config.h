@@ -28,7 +28,8 @@ struct PanelTile {
   __device__ void load(ForwardParams const& p, TensorView<void const> const& x,
                        flash::linear::Tokens const& tokens, int head) {
     auto const* source = rows_of<Element>(x, tokens, head, 0);
-#pragma unroll
+    // Not unrolled: the addresses of several panels would take registers from the state.
+#pragma unroll 1
     for (int n = 0; n < kPanels; ++n) {
       load_tile<kDeltaChunk, kPanel, kThreads>(source + n * kPanel, x.row_stride, panels[n],
                                                tokens.count, p.k_dim - n * kPanel, p.aligned_k);

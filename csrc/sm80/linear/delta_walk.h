@@ -50,7 +50,7 @@ struct DeltaStage {
   }
 };
 
-// 16 columns of V of a chunk's tokens, transposed, as accumulators of 8 tokens.
+// 16 columns of V of a chunk's tokens: transposed, as accumulators of 8 tokens, and by strips.
 using DeltaColumns = float[2 * kDeltaStrips][4];
 using DeltaRows = float[kDeltaStrips][2][4];
 
@@ -119,37 +119,27 @@ struct DeltaOutputs {
     }
   }
 
-  // u = (T R)ᵀ
-  __device__ void set_values(DeltaColumns const& read, DeltaColumns& u) const {
+  // Uᵀ = (T R)ᵀ of a strip, as accumulators of its first and last 8 tokens.
+  __device__ void set_values(uint32_t const (&r)[kDeltaStrips][4], int strip, float (&near)[4],
+                             float (&far)[4]) const {
 #pragma unroll
-    for (int other = 0; other < kDeltaStrips; ++other) {
-      uint32_t a[4];
-      missing(read, other, a);
-#pragma unroll
-      for (int strip = other; strip < kDeltaStrips; ++strip) {
-        uint32_t b[4];
-        as_operand(chunk.factors.inverse[square_of(strip, other)][walk.lane()], b);
-        multiply<Element>(a, b, u[2 * strip], u[2 * strip + 1]);
-      }
+    for (int other = 0; other <= strip; ++other) {
+      uint32_t b[4];
+      as_operand(chunk.factors.inverse[square_of(strip, other)][walk.lane()], b);
+      multiply<Element>(r[other], b, near, far);
     }
   }
 
-  // out += A U, and the state becomes the one after the chunk.
-  __device__ void add_values(DeltaColumns const& u, WalkState<C>& state, DeltaRows& out) const {
-    scale_state<C>(state, chunk.factors.before[kDeltaChunk - 1]);
+  // out += A U, of the columns that are a strip.
+  __device__ void add_values(float const (&near)[4], float const (&far)[4], int strip,
+                             DeltaRows& out) const {
+    uint32_t const b[4] = {pack<Element>(near[0], near[1]), pack<Element>(far[0], far[1]),
+                           pack<Element>(near[2], near[3]), pack<Element>(far[2], far[3])};
 #pragma unroll
-    for (int strip = 0; strip < kDeltaStrips; ++strip) {
-      float const(&near)[4] = u[2 * strip];
-      float const(&far)[4] = u[2 * strip + 1];
-      uint32_t const b[4] = {pack<Element>(near[0], near[1]), pack<Element>(far[0], far[1]),
-                             pack<Element>(near[2], near[3]), pack<Element>(far[2], far[3])};
-#pragma unroll
-      for (int later = strip; later < kDeltaStrips; ++later) {
-        uint32_t a[4];
-        as_operand(chunk.factors.weights[square_of(later, strip)][walk.lane()], a);
-        multiply<Element>(a, b, out[later][0], out[later][1]);
-      }
-      add_keys(near, far, strip, state);
+    for (int later = strip; later < kDeltaStrips; ++later) {
+      uint32_t a[4];
+      as_operand(chunk.factors.weights[square_of(later, strip)][walk.lane()], a);
+      multiply<Element>(a, b, out[later][0], out[later][1]);
     }
   }
 
@@ -168,6 +158,28 @@ struct DeltaOutputs {
       uint32_t k[4];
       chunk.k.as_b_deep(strip * 16, n, k);
       multiply<Element>(a, k, state[0][n / 8], state[0][n / 8 + 1]);
+    }
+  }
+
+  // out = scale (Q∘e^G) S0 + A U, and the state becomes the one after the chunk.
+  __device__ void advance(WalkState<C>& state, DeltaRows& out) const {
+    uint32_t r[kDeltaStrips][4];
+    {
+      DeltaColumns read = {};
+      read_state(state, out, read);
+#pragma unroll
+      for (int strip = 0; strip < kDeltaStrips; ++strip) {
+        missing(read, strip, r[strip]);
+      }
+    }
+    decay_rows(out);
+    scale_state<C>(state, chunk.factors.before[kDeltaChunk - 1]);
+#pragma unroll
+    for (int strip = 0; strip < kDeltaStrips; ++strip) {
+      float near[4] = {}, far[4] = {};
+      set_values(r, strip, near, far);
+      add_values(near, far, strip, out);
+      add_keys(near, far, strip, state);
     }
   }
 };
@@ -213,14 +225,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
     }
     DeltaOutputs<C> const outputs{walk, stages[number % C::kStages]};
     DeltaRows out = {};
-    DeltaColumns u = {};
-    {
-      DeltaColumns read = {};
-      outputs.read_state(state, out, read);
-      outputs.decay_rows(out);
-      outputs.set_values(read, u);
-    }
-    outputs.add_values(u, state, out);
+    outputs.advance(state, out);
     RowStore<C> const rows(walk, walk.chunk(number), walk.lane());
 #pragma unroll
     for (int strip = 0; strip < kDeltaStrips; ++strip) {
