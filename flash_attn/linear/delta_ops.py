@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attn.dispatch.autograd import refuse_tangents, rows_contiguous
+from flash_attn.dispatch import run
+from flash_attn.dispatch.autograd import records, refuse_tangents, rows_contiguous
 from flash_attn.dispatch.define import defined
 from flash_attn.linear import _chunks, _delta, _delta_step, _k_tiles, _kernels, ops
 from flash_attn.linear._autocast import without_autocast
@@ -45,9 +46,13 @@ _one_token = torch.ops.flash_attn.delta_step.default
 
 
 def forward(*args: Any) -> tuple[Tensor, Tensor]:
-    """The operation; raises for forward-mode derivatives, which it would drop."""
+    """The operation; raises for forward-mode derivatives, which it would drop. Where autograd has
+    nothing to record, past its kernel, as ``ops.scan``."""
     refuse_tangents(*args[:6])
-    return _scan(*args)
+    if run.traced() or records(*args[:6]):
+        return _scan(*args)
+    with torch._C._AutoDispatchBelowAutograd():
+        return _scan(*args)
 
 
 def step(*args: Any) -> Tensor:

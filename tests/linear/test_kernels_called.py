@@ -13,9 +13,11 @@ from torch import Tensor
 
 from flash_attn.linear import (
     _chunks,
+    _delta,
     _delta_step,
     _kernels,
     _step,
+    chunk_gated_delta_rule,
     chunk_scan,
     fused_recurrent_gated_delta_rule,
     recurrent_gated_delta_rule_step,
@@ -106,6 +108,20 @@ def step(q, k, v, g, state, slots, scale, o) -> None:
     o.copy_(_step.step(q, k, v, g, state, slots, scale))
 
 
+def delta_forward(q, k, v, g, beta, initial_state, cu_seqlens, scale, o, final_state) -> None:
+    calls.append("delta_forward")
+    _checked(q, k, v, g, initial_state, final_state)
+    for x in (g, beta):
+        assert x.is_contiguous()
+        assert x.dtype in (q.dtype, torch.float32)
+    _is_blank(cu_seqlens, o)
+    scan = _chunks.Scan(q, k, v, g, initial_state, cu_seqlens, scale)
+    got, state = _delta.forward(_delta.Delta(scan, beta))
+    o.copy_(got)
+    if final_state is not None:
+        final_state.copy_(state)
+
+
 def delta_step(q, k, v, g, beta, state, slots, scale, normalizes, of_sigmoid, o) -> None:
     calls.append("delta_step")
     _checked(q, k, v, g, state)
@@ -118,7 +134,7 @@ def delta_step(q, k, v, g, beta, state, slots, scale, normalizes, of_sigmoid, o)
 def kernels(monkeypatch):
     names = {
         "_linear_forward": forward, "_linear_backward": backward, "_linear_step": step,
-        "_linear_delta_step": delta_step,
+        "_linear_delta_forward": delta_forward, "_linear_delta_step": delta_step,
     }  # fmt: skip
     library = torch.library.Library("flash_attn", "IMPL")
     with warnings.catch_warnings():
@@ -228,4 +244,22 @@ def test_a_token_of_the_delta_rule_is_a_step_unless_it_needs_gradients(kernels):
     assert calls == ["delta_step"]
     o, _ = fused_recurrent_gated_delta_rule(q, k.requires_grad_(), v)
     o.sum().backward()
-    assert calls == ["delta_step"]
+    assert calls == ["delta_step", "delta_forward"]
+
+
+@pytest.mark.parametrize("v_first", [False, True])
+def test_delta_forward(v_first, kernels):
+    made = torch.randn(2, 4, 20, 3 * 16 + 1).bfloat16()
+    q, k, v = (made[..., 1:].transpose(1, 2)[..., i::3] for i in range(3))
+    g, beta = -torch.rand(2, 4, 20).double().mT, torch.rand(2, 20, 4).bfloat16()
+    states = torch.randn(2, 4, 16, 40)[..., 1::2][..., :16]
+    for state in (None, states, torch.randn(1 + 2 * 4 * 256)[1:].view(2, 4, 16, 16)):
+        given = dict(initial_state=state, output_final_state=True, state_v_first=v_first)
+        o, final = chunk_gated_delta_rule(q, k, v, g, beta, **given)
+        wide = (x.float() for x in (q, k, v, g, beta))
+        want, want_final = chunk_gated_delta_rule(*wide, **given)
+        torch.testing.assert_close(o.float(), want, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(final, want_final)
+    edges = torch.tensor([3, 3, 15])
+    chunk_gated_delta_rule(*(x[:1] for x in (q, k, v, g, beta)), cu_seqlens=edges)
+    assert calls == ["delta_forward"] * 4
