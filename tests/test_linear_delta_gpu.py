@@ -55,12 +55,19 @@ def test_keys_that_are_alike(dtype, cuda):
     check(Case(128, 64, 300, 0.0, dtype=dtype, alike=1.0, most_beta=2.0), cuda)
 
 
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("K", [7, 64, 128, 256])
+def test_norms(K, dtype, cuda):
+    check(Case(K, 72, 300, H=2, HV=4, dtype=dtype, normalizes=True), cuda)
+
+
 @pytest.mark.parametrize("K", [64, 128, 256])
 def test_a_prompt_is_two_kernels_and_repeats_to_the_bit(K, cuda):
     given = prompt(cuda, Case(K, 128, 1000, B=4, H=2, HV=4))
-    names = launched(lambda: chunk_gated_delta_rule(*given))
+    names = launched(lambda: chunk_gated_delta_rule(*given, use_qk_l2norm_in_kernel=True))
     assert sum("delta_factors_kernel" in name for name in names) == 1
     assert sum("delta_walk_kernel" in name for name in names) == 1
+    assert not any("elementwise" in name or "reduce" in name for name in names)
     first, _ = chunk_gated_delta_rule(*given)
     for _ in range(3):
         assert torch.equal(first, chunk_gated_delta_rule(*given)[0])
@@ -72,7 +79,7 @@ def test_captured_with_lengths_that_change(cuda):
     q, k, v, g, beta = prompt(cuda, Case(64, 64, 300, dtype=FP16))
     edges = torch.tensor([0, 40, 300], dtype=torch.int32, device=cuda)
     scan = torch.ops.flash_attn.delta_forward
-    arguments = q, k, v, g, beta, None, edges, 0.2, True, False
+    arguments = q, k, v, g, beta, None, edges, 0.2, False, True, False
     scan(*arguments)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

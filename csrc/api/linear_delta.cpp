@@ -13,13 +13,14 @@ namespace {
 
 void linear_delta_forward(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta,
                           OptionalTensor initial_state, OptionalTensor cu_seqlens, double scale,
-                          Tensor o, OptionalTensor final_state) {
+                          bool normalizes, Tensor o, OptionalTensor final_state) {
   char const* const dtype = dtype_name(q, "q");
   torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
   int const k_dim = columns_of_q(q, v);
   check(k_dim <= linear::kDeltaK, "no kernel of the delta rule takes K of ", k_dim);
   check(g.dim() == 3 && beta.dim() == 3, "g and beta must be (b, t, heads)");
-  linear::DeltaParams p{inputs(q, k, v, g, cu_seqlens, scale, linear::kDeltaChunk), {}, nullptr};
+  linear::DeltaParams p{
+      inputs(q, k, v, g, cu_seqlens, scale, linear::kDeltaChunk), {}, nullptr, normalizes};
   ForwardParams& f = p.forward;
   set_results(f, q, initial_state, o, final_state);
   if (f.sequences.count == 0) {

@@ -14,18 +14,22 @@ constexpr int kDeltaStrips = kDeltaChunk / 16;                        // of 16 t
 constexpr int kDeltaSquares = kDeltaStrips * (kDeltaStrips + 1) / 2;  // on and below the diagonal
 
 // What the tokens of a chunk do to each other, whatever the state before the chunk is. Squares are
-// operands of 16 x 16 numbers of 16 bits, a register's words by lane.
+// operands of 16 x 16 numbers of 16 bits, a register's words by lane. Where norms are asked for, q
+// and k are not divided by theirs: all that they are multiplied with is, |q| and |k| being 1 else.
 struct DeltaFactors {
   uint4 inverse[kDeltaSquares][32];  // T = (I + tril₋₁(beta K Kᵀ ∘ decays))⁻¹ diag(beta)
   uint4 weights[kDeltaSquares][32];  // A = scale tril(Q Kᵀ ∘ decays)
-  float before[kDeltaChunk];         // decays from the chunk's begin
-  float left[kDeltaChunk];           // and to its end
+  float reads_q[kDeltaChunk];        // scale / |q|, times the decay from the chunk's begin
+  float reads_k[kDeltaChunk];        // 1 / |k|, times the same
+  float enters[kDeltaChunk];         // 1 / |k|, times the decay to the chunk's end
+  alignas(16) float total;           // the decay from its begin to its end
 };
 
 struct DeltaParams {
   ForwardParams forward;  // its sequences are cut into chunks
   GateView beta;          // [b, t, h]
   DeltaFactors* factors;  // [slots, h]
+  bool normalizes;        // q and k are divided by their norms
 };
 
 // How the walk along a sequence is divided: a CTA has all rows of K of a state, as many as k_tile,

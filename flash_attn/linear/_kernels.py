@@ -89,7 +89,8 @@ SCHEMAS = {
     # The gated delta rule; g, beta [B, T, H].
     "_linear_delta_forward": (
         "(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor? initial_state, "
-        "Tensor? cu_seqlens, float scale, Tensor(a!) o, Tensor(b!)? final_state) -> ()"
+        "Tensor? cu_seqlens, float scale, bool normalizes, Tensor(a!) o, "
+        "Tensor(b!)? final_state) -> ()"
     ),
     # One token a row by the gated delta rule; g, beta [B, H].
     "_linear_delta_step": (

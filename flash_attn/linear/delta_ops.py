@@ -24,8 +24,9 @@ _INPUTS = (
     "Tensor? cu_seqlens, float scale"
 )
 SCHEMAS = {
+    # normalizes: q and k are divided by their norms. The backward is given them as they are then.
     "delta_forward": (
-        f"({_INPUTS}, bool output_final_state, bool state_v_first) -> "
+        f"({_INPUTS}, bool normalizes, bool output_final_state, bool state_v_first) -> "
         "(Tensor o, Tensor final_state)"
     ),
     "delta_backward": (
@@ -66,30 +67,37 @@ def _call(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *rest: Any) 
 
 
 def _fake_forward(*args: Any) -> tuple[Tensor, Tensor]:
-    *inputs, output_final_state, v_first = args
+    *inputs, _normalizes, output_final_state, v_first = args
     scan = _call(*inputs).scan
     final = ops.empty_state(scan, v_first) if output_final_state else ops.nothing(scan)
     return torch.empty_like(scan.v, memory_format=torch.contiguous_format), final
 
 
 def _forward(*args: Any) -> tuple[Tensor, Tensor]:
-    call = _call(*args[:-2])
-    scan, v_first = call.scan, args[-1]
+    *inputs, normalizes, with_final, v_first = args
+    call = _call(*inputs)
+    scan = call.scan
     served = _kernels.serves("_linear_delta_forward", scan.q, scan.v, scan.g) and scan.v.numel()
     if not served:
         with without_autocast(scan.q):
-            o, state = _delta.forward(call)
+            o, state = _delta.forward(_normalized(call) if normalizes else call)
         _, final = _fake_forward(*args)
         return o, final.copy_(state) if final.dim() == 4 else final
-    final = ops.empty_state(scan, v_first) if args[-2] else None
+    final = ops.empty_state(scan, v_first) if with_final else None
     o, state = _k_tiles.written(scan.v, scan.cu_seqlens), _kernels.laid_well(final)
     q, k, v = (rows_contiguous(x) for x in (scan.q, scan.k, scan.v))
     g, beta = (_of_token(x, q) for x in (scan.g, call.beta))
     initial = _kernels.laid_well(scan.initial_state)
-    _kernels.delta_forward(q, k, v, g, beta, initial, scan.cu_seqlens, scan.scale, o, state)
+    rest = initial, scan.cu_seqlens, scan.scale, normalizes, o, state
+    _kernels.delta_forward(q, k, v, g, beta, *rest)
     if final is None:
         return o, ops.nothing(scan)
     return o, final if state is final else final.copy_(state)
+
+
+def _normalized(call: _delta.Delta) -> _delta.Delta:
+    q, k = (_delta_step.normalized(x) for x in (call.scan.q, call.scan.k))
+    return call._replace(scan=call.scan._replace(q=q, k=k))
 
 
 def _of_token(x: Tensor, q: Tensor) -> Tensor:
@@ -147,19 +155,27 @@ for _name, _serve, _fake in (
     torch.library.register_fake(f"flash_attn::{_name}", _fake, lib=_library)
 
 
+def _save_inputs(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    *inputs, ctx.normalizes, output_final_state, v_first = inputs
+    ops.save_inputs(ctx, (*inputs, output_final_state, v_first), output)
+
+
 def _gradients(ctx: Any, do: Tensor | None, dfinal_state: Tensor | None) -> tuple:
     if do is None and dfinal_state is None:
-        return (None,) * 10
-    v = ctx.saved_tensors[2]
+        return (None,) * 11
+    q, k, v, *rest = ctx.saved_tensors
     do = torch.zeros_like(v) if do is None else do
     dfinal_state = dfinal_state if ctx.output_final_state else None
-    found = backward(*ctx.saved_tensors, ctx.scale, do, dfinal_state)
+    normal = [_delta_step.normalized(x) if ctx.normalizes else x for x in (q, k)]
+    found = list(backward(*normal, v, *rest, ctx.scale, do, dfinal_state))
+    if ctx.normalizes:
+        found[:2] = [_delta_step.normalized_backward(x, dx) for x, dx in zip((q, k), found)]
     wanted = [x if needed else None for x, needed in zip(found, ctx.needs_input_grad)]
-    return *wanted, None, None, None, None
+    return *wanted, None, None, None, None, None
 
 
 torch.library.register_autograd(
-    "flash_attn::delta_forward", _gradients, setup_context=ops.save_inputs, lib=_library
+    "flash_attn::delta_forward", _gradients, setup_context=_save_inputs, lib=_library
 )
 torch.library.register_autograd(
     "flash_attn::delta_backward", ops.no_second_derivative, lib=_library

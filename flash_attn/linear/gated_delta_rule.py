@@ -7,7 +7,6 @@ from torch import Tensor
 
 from flash_attn.dispatch.autograd import records
 from flash_attn.linear import _checks, delta_ops
-from flash_attn.linear._delta_step import EPSILON
 
 __all__ = [
     "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "recurrent_gated_delta_rule_step",
@@ -56,12 +55,11 @@ def chunk_gated_delta_rule(
     cu_seqlens = _checks.cu_seqlens_of(cu_seqlens, v)
     state = _checks.state_of(initial_state, k, v, cu_seqlens, state_v_first)
     g, beta = _per_token(v, g, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    if use_qk_l2norm_in_kernel:
-        q, k = _normalized(q), _normalized(k)
     scale = _checks.scale_of(scale, k.shape[-1])
     o, final = delta_ops.forward(
-        q, k, v, g, beta, state, cu_seqlens, scale, bool(output_final_state), bool(state_v_first)
-    )
+        q, k, v, g, beta, state, cu_seqlens, scale, bool(use_qk_l2norm_in_kernel),
+        bool(output_final_state), bool(state_v_first),
+    )  # fmt: skip
     if not output_final_state:
         return o, None
     return o, final.mT if state_v_first else final
@@ -181,9 +179,3 @@ def _per_token(
     for name, x in (("g", g), ("beta", beta)):
         _checks.shape(name, x, ("[B, T, HV]", tuple(shape)))
     return g, beta
-
-
-def _normalized(x: Tensor) -> Tensor:
-    """x over its norm, sums in fp32."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return (wide * (wide.square().sum(-1, keepdim=True) + EPSILON).rsqrt()).to(x.dtype)

@@ -111,6 +111,21 @@ def test_batches_and_shared_heads(large):
     check(Case(8, 16, 70, B=3, H=2, HV=2, dtype=FP16, with_state=False))
 
 
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("K", [1, 20, 64, 130])
+def test_norms(K, dtype, large):
+    check(Case(K, 24, 130, H=2, HV=4, dtype=dtype, normalizes=True))
+
+
+def test_norms_of_zeros(large):
+    case = Case(20, 24, 70, dtype=FP16, normalizes=True)
+    exact = case.inputs()
+    for name in "qk":
+        exact[name][:, ::3] = 0.0
+    exact["v"] = (100 * exact["v"]).half().double()
+    check(case, exact=exact)
+
+
 def tensors(T: int, K: int = 24, V: int = 40) -> list[Tensor]:
     """q, k, v, g and beta"""
     exact = Case(K, V, T, dtype=FP16).inputs()

@@ -46,9 +46,10 @@ class Case:
     dtype: torch.dtype = torch.bfloat16
     most_beta: float = 1.0
     alike: float = 0.0  # how much keys have in common
+    normalizes: bool = False  # keys are of any norm, and the function divides q and k by theirs
 
     def inputs(self) -> dict[str, Tensor | None]:
-        """float64, exact in the case's dtype; keys of norm 1, without which the state grows."""
+        """float64, exact in the case's dtype; keys of norm 1: with longer ones the state grows."""
 
         def drawn(*shape: int) -> Tensor:
             return torch.randn(self.B, self.T, *shape)
@@ -58,9 +59,10 @@ class Case:
         if self.gate is not None:
             g.view(-1)[::5] = self.gate
         keys = drawn(self.H, self.K) + self.alike * torch.randn(self.K)
+        keys = 3 * keys if self.normalizes else F.normalize(keys, dim=-1)
         exact = {
             "q": drawn(self.H, self.K).to(self.dtype),
-            "k": F.normalize(keys, dim=-1).to(self.dtype),
+            "k": keys.to(self.dtype),
             "v": drawn(self.HV, self.V).to(self.dtype),
             "g": g,
             "beta": self.most_beta * torch.rand(self.B, self.T, self.HV),
@@ -82,8 +84,13 @@ def check(case: Case, device: str = "cpu", exact: dict[str, Tensor | None] | Non
         given[name] = x.to(device, case.dtype if name in "qkv" else torch.float32, copy=True)
     seqlens = None if edges is None else torch.tensor(edges, dtype=torch.int32, device=device)
     o, state = chunk_gated_delta_rule(
-        **given, cu_seqlens=seqlens, output_final_state=True, state_v_first=case.v_first
-    )
+        **given, cu_seqlens=seqlens, output_final_state=True, state_v_first=case.v_first,
+        use_qk_l2norm_in_kernel=case.normalizes,
+    )  # fmt: skip
+    if case.normalizes:
+        exact = exact | {
+            n: exact[n] / (exact[n].square().sum(-1, keepdim=True) + 1e-6).sqrt() for n in "qk"
+        }
     state = state.mT if case.v_first else state
     rest = [exact[name] for name in ("q", "k", "v", "g", "beta")]
     want = delta_rule(*rest, case.K**-0.5, exact["initial_state"], edges)
@@ -145,10 +152,9 @@ class _Walk:
     def chunk(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
         """The error that o [C, V] may have; the state becomes the one after the chunk."""
         u, scale, S = _HALF_DIGIT[self.case.dtype], self.case.K**-0.5, self.S
-        between = torch.tensor(
-            [[g[j + 1 : i + 1].sum().exp() if j <= i else 0.0 for j in range(len(g))]
-             for i in range(len(g))]
-        ).double()  # fmt: skip
+        between = torch.eye(len(g)).double()  # decays from a column's token to a row's
+        for t in range(1, len(g)):
+            between[t, :t] = between[t - 1, :t] * g[t].exp()
         before, left = g.cumsum(0).exp()[:, None], between[-1][:, None]
         A = scale * (q @ k.mT) * between
         own = (beta * (k @ k.mT) * between).tril(-1)

@@ -112,6 +112,19 @@ def test_norms_and_sigmoids(backend):
         chunk_gated_delta_rule(q, k, beta=beta, **rest, allow_neg_eigval=True)
 
 
+def test_gradients_through_norms():
+    given = inputs(16, 8, 70, -1.0, H=2, HV=4)
+    q, k = (given[n].mul_(3).requires_grad_() for n in "qk")
+    rest = {n: given[n] for n in ("v", "g", "beta", "initial_state")}
+    o, _ = chunk_gated_delta_rule(q, k, **rest, use_qk_l2norm_in_kernel=True)
+    do = torch.randn_like(o)
+    got = torch.autograd.grad(o, (q, k), do)
+    normal = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
+    o, _ = chunk_gated_delta_rule(*normal, **rest)
+    for x, y in zip(got, torch.autograd.grad(o, (q, k), do), strict=True):
+        torch.testing.assert_close(x, y)
+
+
 @pytest.mark.parametrize("v_first", [False, True])
 def test_token_by_token(v_first, backend):
     """Steps of one token, each from the state of the one before, are the chunks."""

@@ -108,13 +108,17 @@ def step(q, k, v, g, state, slots, scale, o) -> None:
     o.copy_(_step.step(q, k, v, g, state, slots, scale))
 
 
-def delta_forward(q, k, v, g, beta, initial_state, cu_seqlens, scale, o, final_state) -> None:
+def delta_forward(
+    q, k, v, g, beta, initial_state, cu_seqlens, scale, normalizes, o, final_state
+) -> None:
     calls.append("delta_forward")
     _checked(q, k, v, g, initial_state, final_state)
     for x in (g, beta):
         assert x.is_contiguous()
         assert x.dtype in (q.dtype, torch.float32)
     _is_blank(cu_seqlens, o)
+    if normalizes:
+        q, k = (_delta_step.normalized(x) for x in (q, k))
     scan = _chunks.Scan(q, k, v, g, initial_state, cu_seqlens, scale)
     got, state = _delta.forward(_delta.Delta(scan, beta))
     o.copy_(got)
@@ -261,5 +265,8 @@ def test_delta_forward(v_first, kernels):
         torch.testing.assert_close(o.float(), want, rtol=2e-2, atol=2e-2)
         torch.testing.assert_close(final, want_final)
     edges = torch.tensor([3, 3, 15])
-    chunk_gated_delta_rule(*(x[:1] for x in (q, k, v, g, beta)), cu_seqlens=edges)
-    assert calls == ["delta_forward"] * 4
+    packed = [x[:1] for x in (q, k, v, g, beta)]
+    got, _ = chunk_gated_delta_rule(*packed, cu_seqlens=edges, use_qk_l2norm_in_kernel=True)
+    packed[:2] = (_delta_step.normalized(x) for x in packed[:2])
+    assert torch.equal(got, chunk_gated_delta_rule(*packed, cu_seqlens=edges)[0])
+    assert calls == ["delta_forward"] * 5

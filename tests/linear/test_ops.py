@@ -43,7 +43,8 @@ def test_opcheck_delta(backend):
     g, beta = -torch.rand(2, 20, 4).to(q), torch.rand(2, 20, 4).to(q)
     inputs = [x.requires_grad_() for x in (q, k, v, g, beta, state)]
     operation = torch.ops.flash_attn.delta_forward.default
-    torch.library.opcheck(operation, (*inputs, None, 0.3, True, True))
+    torch.library.opcheck(operation, (*inputs, None, 0.3, False, True, True))
+    torch.library.opcheck(operation, (*inputs, None, 0.3, True, True, False))
     plain = [x.detach() for x in inputs]
     torch.library.opcheck(delta_ops.backward, (*plain, None, 0.3, torch.ones_like(v), None))
 

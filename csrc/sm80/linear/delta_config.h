@@ -36,6 +36,22 @@ struct PanelTile {
     }
   }
 
+  // The sum of a token's squares.
+  __device__ float squares(int token) const {
+    float sum = 0.f;
+#pragma unroll 1
+    for (int run = 0; run < kK / kRunElements; ++run) {
+      Element const* const own = panels[run / (kPanel / kRunElements)] +
+                                 place<kPanel>(token, run % (kPanel / kRunElements));
+      uint4 const words = *reinterpret_cast<uint4 const*>(own);
+      for (uint32_t const word : {words.x, words.y, words.z, words.w}) {
+        float2 const pair = unpack<Element>(word);
+        sum += pair.x * pair.x + pair.y * pair.y;
+      }
+    }
+    return sum;
+  }
+
   // Squares at (16 tokens, 16 columns) as operands; `deep`: the tokens are what is summed over.
   __device__ void as_a(int row, int column, uint32_t (&a)[4]) const {
     read_a<kPanel>(panels[column / kPanel], row, column % kPanel, a);

@@ -21,6 +21,24 @@ struct FactorsStorage {
   alignas(16) Square inverse[kDeltaSquares];  // without the last factor, beta
   ChunkDecays<kDeltaChunk> decays;
   alignas(16) float beta[kDeltaChunk];
+  alignas(16) float of_q[kDeltaChunk];  // 1 / |q|, or 1
+  alignas(16) float of_k[kDeltaChunk];
+
+  // A thread has a row of q or of k.
+  __device__ void set_norms(bool normalizes) {
+    constexpr float kEpsilon = 1e-6f;
+    for (int i = threadIdx.x; i < 2 * kDeltaChunk; i += C::kThreads) {
+      int const token = i % kDeltaChunk;
+      bool const is_q = i < kDeltaChunk;
+      float factor = 1.f;
+      if (normalizes) {
+        float const squares = is_q ? q.squares(token) : k.squares(token);
+        // Of zeros 1000 would be right as well, but u times that may leave the range of fp16.
+        factor = squares == 0.f ? 0.f : 1.f / sqrtf(squares + kEpsilon);
+      }
+      (is_q ? of_q : of_k)[token] = factor;
+    }
+  }
 };
 
 // A square of products becomes weights: times the decays between its tokens.
@@ -38,6 +56,16 @@ __device__ inline void weigh(ChunkDecays<kDeltaChunk> const& decays, int strip, 
     float const begin = decays.from_begin[strip * 16 + lane / 4 + i / 2 * 8];
     left[i] *= begin;
     right[i] *= begin;
+  }
+}
+
+__device__ inline void scale_both(float const* rows, float const* columns, float (&left)[4],
+                                  float (&right)[4]) {
+  int const row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    left[i] *= rows[row + i / 2 * 8] * columns[column + i % 2];
+    right[i] *= rows[row + i / 2 * 8] * columns[column + i % 2 + 8];
   }
 }
 
@@ -64,10 +92,12 @@ struct ChunkFactors {
       multiply<Element>(k, columns, k_left, k_right);
     }
     weigh(smem.decays, strip, other, scale, q_left, q_right);
+    scale_both(smem.of_q + strip * 16, smem.of_k + other * 16, q_left, q_right);
     uint32_t a[4];
     as_a<Element>(q_left, q_right, a);
     out.weights[number][lane] = {a[0], a[1], a[2], a[3]};
     weigh(smem.decays, strip, other, 1.f, k_left, k_right);
+    scale_both(smem.of_k + strip * 16, smem.of_k + other * 16, k_left, k_right);
     float* const keys = smem.keys[number] + lane / 4 * kSquarePitch + lane % 4 * 2;
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
@@ -95,8 +125,12 @@ struct ChunkFactors {
 
   __device__ void write_decays() const {
     for (int t = threadIdx.x; t < kDeltaChunk; t += C::kThreads) {
-      out.before[t] = smem.decays.before[t];
-      out.left[t] = smem.decays.left[t];
+      out.reads_q[t] = smem.decays.before[t] * smem.of_q[t] * scale;
+      out.reads_k[t] = smem.decays.before[t] * smem.of_k[t];
+      out.enters[t] = smem.decays.left[t] * smem.of_k[t];
+    }
+    if (threadIdx.x == 0) {
+      out.total = smem.decays.total();
     }
   }
 };
@@ -129,6 +163,8 @@ __global__ void __launch_bounds__(C::kThreads)
     }
   }
   cp_async_wait<0>();
+  __syncthreads();
+  smem.set_norms(params.normalizes);
   __syncthreads();
   ChunkFactors<C> const factors{smem, p.scale, params.factors[int64_t(slot) * p.heads + head]};
 #pragma unroll 1

@@ -90,14 +90,13 @@ struct DeltaOutputs {
     }
   }
 
-  // out = scale e^G ∘ out
+  // out = scale e^G ∘ out, by rows
   __device__ void decay_rows(DeltaRows& out) const {
 #pragma unroll
     for (int strip = 0; strip < kDeltaStrips; ++strip) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        float const factor =
-            chunk.factors.before[strip * 16 + walk.lane() / 4 + e / 2 * 8] * walk.p.scale;
+        float const factor = chunk.factors.reads_q[strip * 16 + walk.lane() / 4 + e / 2 * 8];
         out[strip][0][e] *= factor;
         out[strip][1][e] *= factor;
       }
@@ -108,12 +107,12 @@ struct DeltaOutputs {
   __device__ void missing(DeltaColumns const& read, int strip, uint32_t (&a)[4]) const {
     uint32_t v[4];
     read_b_deep<C::kV>(chunk.v, strip * 16, walk.column * 16, v);
-    float const* const before = chunk.factors.before + strip * 16 + walk.lane() % 4 * 2;
+    float const* const reads = chunk.factors.reads_k + strip * 16 + walk.lane() % 4 * 2;
 #pragma unroll
     for (int word = 0; word < 4; ++word) {
       // Words of V are B's, those of R A's: the two in the middle change places.
       float2 const value = unpack<Element>(v[word / 2 + word % 2 * 2]);
-      float2 const decay = *reinterpret_cast<float2 const*>(before + word / 2 * 8);
+      float2 const decay = *reinterpret_cast<float2 const*>(reads + word / 2 * 8);
       float const* const of_state = &read[2 * strip + word / 2][word % 2 * 2];
       a[word] = pack<Element>(value.x - decay.x * of_state[0], value.y - decay.y * of_state[1]);
     }
@@ -143,12 +142,12 @@ struct DeltaOutputs {
     }
   }
 
-  // state += (U ∘ left)ᵀ K of a strip
+  // state += (U ∘ enters)ᵀ K of a strip
   __device__ void add_keys(float const (&near)[4], float const (&far)[4], int strip,
                            WalkState<C>& state) const {
-    float const* const left = chunk.factors.left + strip * 16 + walk.lane() % 4 * 2;
-    float2 const of_near = *reinterpret_cast<float2 const*>(left);
-    float2 const of_far = *reinterpret_cast<float2 const*>(left + 8);
+    float const* const enters = chunk.factors.enters + strip * 16 + walk.lane() % 4 * 2;
+    float2 const of_near = *reinterpret_cast<float2 const*>(enters);
+    float2 const of_far = *reinterpret_cast<float2 const*>(enters + 8);
     uint32_t const a[4] = {pack<Element>(near[0] * of_near.x, near[1] * of_near.y),
                            pack<Element>(near[2] * of_near.x, near[3] * of_near.y),
                            pack<Element>(far[0] * of_far.x, far[1] * of_far.y),
@@ -173,7 +172,7 @@ struct DeltaOutputs {
       }
     }
     decay_rows(out);
-    scale_state<C>(state, chunk.factors.before[kDeltaChunk - 1]);
+    scale_state<C>(state, chunk.factors.total);
 #pragma unroll
     for (int strip = 0; strip < kDeltaStrips; ++strip) {
       float near[4] = {}, far[4] = {};
