@@ -106,6 +106,18 @@ def test_packed_sequences(K, large):
         check(Case(K, 8, 300, HV=1, cu_seqlens=edges))
 
 
+@pytest.mark.parametrize("edges", [[-5, 400, 200], [300, 0, 300], [0, 2**31 - 1, -(2**31)]])
+def test_lengths_that_lie(edges, large):
+    """Nothing is read or written outside of the tensors."""
+    seqlens = torch.tensor(edges, dtype=torch.int32)
+    chunk_gated_delta_rule(*tensors(300), cu_seqlens=seqlens, output_final_state=True)
+
+
+def test_a_long_sequence(large):
+    check(Case(8, 8, 1200, -1e-3, HV=1))
+    check(Case(8, 8, 1200, -5.0, HV=1, dtype=FP16, normalizes=True))
+
+
 def test_batches_and_shared_heads(large):
     check(Case(8, 16, 140, B=2, H=3, HV=6))
     check(Case(8, 16, 70, B=3, H=2, HV=2, dtype=FP16, with_state=False))
