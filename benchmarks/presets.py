@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from benchmarks import contenders, fp8, linear, linear_step, mla, problems, rotary
+from benchmarks import contenders, delta, fp8, linear, linear_step, mla, problems, rotary
 from benchmarks.clock import Clock, graphed
 from benchmarks.rows import Options, Row, rate
 from examples.gpt.measure import peak_megabytes
@@ -280,6 +280,8 @@ PRESETS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "memory": memory,
     "linear": linear.linear,
     "linear_step": linear_step.linear_step,
+    "delta": delta.delta,
+    "delta_step": delta.delta_step,
     "rotary": rotary.rotary,
     "host": host,
     "ceiling": ceiling,

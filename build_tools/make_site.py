@@ -42,7 +42,8 @@ CONTENTS: dict[str, dict[str, str]] = {
             sm90_forward_pages sm90_forward_codes sm90_fp8_forward encode
             sm90_forward_scores sm90_paired_forward
             sm90_backward sm90_backward_scores sm90_paired_backward linear_attention
-            linear_attention_vector linear_step counters probabilities emulation""",
+            linear_attention_vector linear_step linear_delta counters probabilities
+            emulation""",
     },
     "lab/README.md": {
         "Experiments": """plan latent_attention wide_heads sm90_forward_rates

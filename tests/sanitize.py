@@ -17,7 +17,12 @@ import torch
 import flash_attn
 from flash_attn.flash_attn_interface import _flash_attn_varlen_forward
 from flash_attn.layers.rotary import apply_rotary_emb, apply_rotary_emb_qk, apply_rotary_emb_qkv_
-from flash_attn.linear import chunk_scan, recurrent_step
+from flash_attn.linear import (
+    chunk_gated_delta_rule,
+    chunk_scan,
+    recurrent_gated_delta_rule_step,
+    recurrent_step,
+)
 from tests.any_contents import Calls
 
 LENGTHS = [(1, 1), (65, 129), (129, 65), (33, 0)]  # seqlen_q, seqlen_k
@@ -215,6 +220,22 @@ def linear(dtype: torch.dtype) -> None:
             assert torch.isfinite(state).all(), what
 
 
+def delta_rule(dtype: torch.dtype) -> None:
+    """Chunks forward, and steps."""
+    edges = torch.tensor([0, 0, 70, 71, 150], dtype=torch.int32)
+    for K, V in ((7, 9), (16, 32), (64, 72), (128, 130), (256, 64)):
+        q, k, v = (torch.randn(1, 150, h, d).to(dtype) for h, d in ((1, K), (1, K), (2, V)))
+        g, beta = -torch.rand(1, 150, 2), torch.rand(1, 150, 2)
+        k, state = torch.nn.functional.normalize(k, dim=-1), torch.randn(4, 2, K, V)
+        o, final = chunk_gated_delta_rule(
+            q, k, v, g, beta, None, state, output_final_state=True, cu_seqlens=edges
+        )
+        assert all(torch.isfinite(x).all() for x in (o, final)), (dtype, K, V)
+        tokens = [x[0, :3] for x in (q, k, v, g, beta)]
+        o = recurrent_gated_delta_rule_step(*tokens, state, torch.tensor([3, -1, 0]))
+        assert all(torch.isfinite(x).all() for x in (o, state)), (dtype, K, V)
+
+
 def any_contents(dtype: torch.dtype, head_dim: int, head_dim_v: int, device: str) -> None:
     """A CPU, where one can look, refuses nearly all of them."""
     for seed in range(12):
@@ -244,6 +265,7 @@ def main(device: str = "cuda", tool: str = "memcheck") -> None:
         probabilities(dtype)
         rotary(dtype)
         linear(dtype)
+        delta_rule(dtype)
     print("all calls returned finite values")
 
 

@@ -31,8 +31,8 @@ def numbers(codes: Tensor, descale: Tensor) -> Tensor:
 
 
 def check(q, k, v, smooth_k: bool) -> Codes:
-    """Of q and v the same bits as on a CPU. Means of keys are summed up in another order, so codes of keys are
-    the nearest ones to what is left."""
+    """Of q and v the same bits as on a CPU. Means of keys are summed up in another order, so codes
+    of keys are the nearest ones to what is left."""
     made = make_codes(q, k, v, smooth_k)
     on_cpu = on_torch(*(x.cpu() for x in (q, k, v)), smooth_k)
     expected = Codes(*(x.to(q.device) for x in on_cpu))

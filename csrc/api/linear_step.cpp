@@ -1,4 +1,4 @@
-// The step of linear attention. Its schema is defined, and its arguments described, in
+// The steps of linear attention. Their schemas are defined, and their arguments described, in
 // flash_attn/linear/_kernels.py.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
@@ -6,7 +6,7 @@
 #include "api/arguments.h"
 #include "api/direct.h"
 #include "launch/device.h"
-#include "linear/step.h"
+#include "linear/delta_step.h"
 
 namespace flash::api {
 namespace {
@@ -28,19 +28,21 @@ TensorView<void const> read_only(TensorView<void> const& x) {
   return {x.ptr, x.batch_stride, x.row_stride, x.head_stride};
 }
 
-linear::StepGate gate_of(OptionalTensor const& g, StepParams const& p, Tensor const& q) {
+// A gate, or beta: [heads], [b, heads] or [b, heads, k]
+linear::StepGate gate_of(OptionalTensor const& g, char const* name, StepParams const& p,
+                         Tensor const& q) {
   if (!g) {
     return {};
   }
-  check_on_device_of(*g, "g", q);
+  check_on_device_of(*g, name, q);
   bool const wide = g->scalar_type() == ScalarType::Float;
-  check(wide || g->scalar_type() == q.scalar_type(), "g must be fp32 or of q's dtype");
-  check(g->is_contiguous(), "g must be contiguous");
+  check(wide || g->scalar_type() == q.scalar_type(), name, " must be fp32 or of q's dtype");
+  check(g->is_contiguous(), name, " must be contiguous");
   int64_t const dims = g->dim(), h = p.heads, k = p.k_dim;
   bool const of_heads = dims == 1 && g->size(0) == h;
   bool const of_rows = dims >= 2 && g->size(0) == p.rows && g->size(1) == h;
-  check(of_heads || (of_rows && (dims == 2 || (dims == 3 && g->size(2) == k))), "g must be (", h,
-        "), (", p.rows, ", ", h, ") or (", p.rows, ", ", h, ", ", k, ")");
+  check(of_heads || (of_rows && (dims == 2 || (dims == 3 && g->size(2) == k))), name, " must be (",
+        h, "), (", p.rows, ", ", h, ") or (", p.rows, ", ", h, ", ", k, ")");
   int64_t const of_head = dims == 3 ? k : 1;
   return {g->data_ptr(), of_heads ? 0 : h * of_head, of_head, dims == 3 ? 1 : 0, wide};
 }
@@ -67,10 +69,9 @@ void set_state(StepParams& p, Tensor const& state, Tensor const& q) {
               outer % kRun == 0;
 }
 
-void linear_step(Tensor q, Tensor k, Tensor v, OptionalTensor g, Tensor state, OptionalTensor slots,
-                 double scale, Tensor o) {
-  char const* const dtype = q.scalar_type() == ScalarType::Float ? "fp32" : dtype_name(q, "q");
-  torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
+// What both kinds of step have: all but the gate.
+StepParams step_params(Tensor const& q, Tensor const& k, Tensor const& v, Tensor const& state,
+                       OptionalTensor const& slots, double scale, Tensor const& o) {
   check(q.dim() == 3 && v.dim() == 3, "q and v must be (b, heads, columns)");
   StepParams p{};
   p.rows = count(q.size(0), "rows");
@@ -83,18 +84,49 @@ void linear_step(Tensor q, Tensor k, Tensor v, OptionalTensor g, Tensor state, O
   p.k = read_only(rows_of(k, "k", q, q.size(1), p.k_dim));
   p.v = read_only(rows_of(v, "v", q, p.heads, p.v_dim));
   p.o = rows_of(o, "o", q, p.heads, p.v_dim);
-  p.gate = gate_of(g, p, q);
   set_state(p, state, q);
   p.slots = int32_vector(slots, "slots", p.rows, q);
   check(p.slots || p.state_count == p.rows, "without slots there must be a state for each row");
   p.scale = static_cast<float>(scale);
+  return p;
+}
+
+char const* step_dtype(Tensor const& q) {
+  return q.scalar_type() == ScalarType::Float ? "fp32" : dtype_name(q, "q");
+}
+
+void linear_step(Tensor q, Tensor k, Tensor v, OptionalTensor g, Tensor state, OptionalTensor slots,
+                 double scale, Tensor o) {
+  char const* const dtype = step_dtype(q);
+  torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
+  StepParams p = step_params(q, k, v, state, slots, scale, o);
+  p.gate = gate_of(g, "g", p, q);
   linear::launch_step(p, dtype, {current_device(), current_stream(q), "linear step"});
+}
+
+void linear_delta_step(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTensor beta,
+                       Tensor state, OptionalTensor slots, double scale, bool normalizes,
+                       double of_sigmoid, Tensor o) {
+  char const* const dtype = step_dtype(q);
+  torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
+  linear::DeltaStepParams p{};
+  p.step = step_params(q, k, v, state, slots, scale, o);
+  check(p.step.k_dim <= linear::kDeltaStepK, "no kernel of the delta rule's step takes K of ",
+        p.step.k_dim);
+  check(!g || g->dim() <= 2, "g must be a number a head");
+  check(!beta || beta->dim() == 2, "beta must be (b, heads)");
+  p.step.gate = gate_of(g, "g", p.step, q);
+  p.beta = gate_of(beta, "beta", p.step, q);
+  p.of_sigmoid = static_cast<float>(of_sigmoid);
+  p.normalizes = normalizes;
+  linear::launch_delta_step(p, dtype, {current_device(), current_stream(q), "linear delta step"});
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(flash_attn, CUDA, library) {
   serve<&linear_step>(library, "_linear_step");
+  serve<&linear_delta_step>(library, "_linear_delta_step");
 }
 
 }  // namespace flash::api

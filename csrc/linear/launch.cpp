@@ -4,10 +4,13 @@
 #include <cmath>
 #include <string_view>
 
+#include "linear/delta.h"
+
 namespace flash {
 
 namespace sm80::linear {
 using flash::linear::BackwardParams;
+using flash::linear::DeltaParams;
 using flash::linear::ForwardParams;
 using flash::linear::PartsParams;
 using flash::linear::VectorGradientsParams;
@@ -28,6 +31,8 @@ void launch_vector_gradients_fp16(VectorGradientsParams const&, LaunchContext co
 void launch_parts_bf16(PartsParams const&, LaunchContext const&);
 void launch_parts_fp16(PartsParams const&, LaunchContext const&);
 void launch_parts_fp32(PartsParams const&, LaunchContext const&);
+void launch_delta_bf16(DeltaParams const&, LaunchContext const&);
+void launch_delta_fp16(DeltaParams const&, LaunchContext const&);
 void launch_states_bf16(ForwardParams const&, LaunchContext const&);
 void launch_states_fp16(ForwardParams const&, LaunchContext const&);
 void launch_gradients_bf16(BackwardParams const&, LaunchContext const&);
@@ -64,6 +69,10 @@ void launch_forward(ForwardParams const& p, char const* dtype, LaunchContext con
 
 void launch_vector_forward(VectorParams const& p, char const* dtype, LaunchContext const& launch) {
   (is_bf16(dtype) ? sm80::linear::launch_vector_bf16 : sm80::linear::launch_vector_fp16)(p, launch);
+}
+
+void launch_delta(DeltaParams const& p, char const* dtype, LaunchContext const& launch) {
+  (is_bf16(dtype) ? sm80::linear::launch_delta_bf16 : sm80::linear::launch_delta_fp16)(p, launch);
 }
 
 void launch_backward(BackwardParams const& p, char const* dtype, LaunchContext const& launch) {

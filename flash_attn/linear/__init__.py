@@ -10,6 +10,7 @@ from flash_attn.linear.core import chunk_scan, recurrent_scan, recurrent_step
 from flash_attn.linear.gated_delta_rule import (
     chunk_gated_delta_rule,
     fused_recurrent_gated_delta_rule,
+    recurrent_gated_delta_rule_step,
 )
 from flash_attn.linear.gla import chunk_gla, fused_chunk_gla, fused_recurrent_gla
 from flash_attn.linear.layers import GatedLinearAttention, LinearCache
@@ -51,6 +52,7 @@ __all__ = [
     "fused_recurrent_simple_gla",
     "mamba_chunk_scan_combined",
     "mamba_split_conv1d_scan_combined",
+    "recurrent_gated_delta_rule_step",
     "recurrent_scan",
     "recurrent_step",
     "selective_state_update",

@@ -95,6 +95,25 @@ def state_of(
     return state.mT if v_first else state
 
 
+def step(
+    q: Tensor, k: Tensor, v: Tensor, state: Tensor, state_indices: Tensor | None, v_first: bool
+) -> Tensor | None:
+    """Checks one token of each row, q [B, HK, K], and its states; the slots [B] int32, or None."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor) or x.dim() != 3:
+            raise ValueError(f"{name}: a tensor [B, H, D] is needed, got {x!r}")
+    operands(q[:, None], k[:, None], v[:, None])
+    batch, heads = v.shape[:2]
+    sizes = (heads, v.shape[-1], k.shape[-1]) if v_first else (heads, k.shape[-1], v.shape[-1])
+    slots = batch if state_indices is None else state.shape[0]
+    words = "[slots, H, V, K]" if v_first else "[slots, H, K, V]"
+    shape("state", state, (words, (slots, *sizes)))
+    if state_indices is None:
+        return None
+    shape("state_indices", state_indices, ("[B]", (batch,)))
+    return state_indices.to(torch.int32)
+
+
 def one_of(name: str, value: object, accepted: tuple) -> None:
     if value not in accepted:
         raise ValueError(f"{name}: got {value!r}; one of {accepted} is needed")

@@ -17,14 +17,14 @@ from flash_attn.dispatch.autograd import rows_contiguous
 from flash_attn.linear import _kernels
 from flash_attn.linear._chunks import Gradients, Scan
 
-__all__ = ["backward", "forward"]
+__all__ = ["backward", "forward", "written"]
 
 
 def forward(scan: Scan, final: Tensor | None) -> Tensor:
     """o [B, T, H, V]; writes the final state [N, H, K, V], if it is wanted."""
     total = None
     for columns in _k_tiles("_linear_forward", scan):
-        o, rows = _written(scan.v, scan.cu_seqlens), _rows(final, columns)
+        o, rows = written(scan.v, scan.cu_seqlens), _rows(final, columns)
         state = _kernels.laid_well(rows)
         _kernels.forward(*_aligned(_cut(scan, columns)), o, state)
         if state is not rows:
@@ -64,12 +64,12 @@ def _backward(
     cu_seqlens, v, channels = scan.cu_seqlens, scan.v, scan.k.shape[-1]
     is_shared = scan.k.shape[2] != v.shape[2]
     dtype = torch.float32 if is_shared else v.dtype
-    dq, dk = (_written(v, cu_seqlens, channels, dtype=dtype) for _ in range(2))
-    dv, dg, dstate = _written(v, cu_seqlens), None, None
+    dq, dk = (written(v, cu_seqlens, channels, dtype=dtype) for _ in range(2))
+    dv, dg, dstate = written(v, cu_seqlens), None, None
     if with_dg and scan.g is not None:
         gates = v if scan.g.dim() == 4 else v[..., 0]
         last = (channels,) if scan.g.dim() == 4 else ()
-        dg = _written(gates, cu_seqlens, *last, dtype=torch.float32)
+        dg = written(gates, cu_seqlens, *last, dtype=torch.float32)
     if with_dstate and scan.initial_state is not None:
         dstate = _kernels.laid_well(torch.empty_like(scan.initial_state))
     dfinal = _kernels.laid_well(dfinal)
@@ -105,7 +105,7 @@ def _aligned(scan: Scan) -> Scan:
     return scan._replace(q=q, k=k, v=v, g=g, initial_state=state)
 
 
-def _written(like: Tensor, cu_seqlens: Tensor | None, *last: int, dtype: Any = None) -> Tensor:
+def written(like: Tensor, cu_seqlens: Tensor | None, *last: int, dtype: Any = None) -> Tensor:
     """Memory for what a kernel writes: zeros where it may have tokens of no sequence."""
     shape = (*like.shape[: like.dim() - len(last)], *last)
     make = like.new_empty if cu_seqlens is None else like.new_zeros

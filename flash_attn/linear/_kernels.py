@@ -1,9 +1,10 @@
 """Where the compiled kernels of linear attention come in: the only module that knows them.
 
-``flash_attn.linear.ops`` asks ``serves`` for each call of ``flash_attn::linear_forward``,
-``linear_backward`` and ``linear_step``; what the library does not serve runs on torch operations
-(``flash_attn.linear._chunks``), on any device. The compiled library registers CUDA implementations
-of the three operations below under their names (``_linear_forward``, …), as it does for
+``flash_attn.linear.ops`` and ``delta_ops`` ask ``serves`` for each call of
+``flash_attn::linear_forward``, ``linear_backward``, ``linear_step``, ``delta_forward`` and
+``delta_step``; what the library does not serve runs on torch operations (``_chunks``, ``_delta``),
+on any device. The compiled library registers CUDA implementations of the operations below under
+their names (``_linear_forward``, …), as it does for
 ``flash_attn::_rotary``; an operation that it does not register is never called. A row of ``SERVED``
 says for which calls they are taken. Kernels on the host, or stand-ins as those of
 ``tests/linear/test_kernels_called.py``, are implementations for the CPU, with ``on_gpu``,
@@ -47,6 +48,9 @@ What the operations are given
                     whose slot is negative reads and writes nothing, and its o is zeros. What two
                     rows with the same slot leave is undefined. A step takes fp32 as well, and q, k
                     and v of any alignment
+    beta            of the delta rule: None for ones, or as g
+    normalizes      q and k are divided by their norms, sqrt(Σ x² + 1e-6)
+    of_sigmoid      beta is the sigmoid of what is given, times this; 0: it is as given
 
 A call has at least one token and one element; T, K, V >= 1, nothing is padded.
 The backward is given no result of the forward: it computes the states of the chunks again.
@@ -63,7 +67,8 @@ from flash_attn import backend
 from flash_attn.dispatch import ops  # noqa: F401  loads the compiled library
 
 __all__ = [
-    "SCHEMAS", "backward", "forward", "laid_well", "lies_well", "most_columns", "serves", "step",
+    "SCHEMAS", "backward", "delta_forward", "delta_step", "forward", "laid_well", "lies_well",
+    "most_columns", "serves", "step",
 ]  # fmt: skip
 
 SCHEMAS = {
@@ -80,6 +85,17 @@ SCHEMAS = {
     "_linear_step": (
         "(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor(a!) state, Tensor? slots, float scale, "
         "Tensor(b!) o) -> ()"
+    ),
+    # The gated delta rule; g, beta [B, T, H].
+    "_linear_delta_forward": (
+        "(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor? initial_state, "
+        "Tensor? cu_seqlens, float scale, bool normalizes, Tensor(a!) o, "
+        "Tensor(b!)? final_state) -> ()"
+    ),
+    # One token a row by the gated delta rule; g, beta [B, H].
+    "_linear_delta_step": (
+        "(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor(a!) state, Tensor? slots, "
+        "float scale, bool normalizes, float of_sigmoid, Tensor(b!) o) -> ()"
     ),
 }
 DTYPES = (torch.bfloat16, torch.float16)
@@ -100,6 +116,9 @@ _SCALARS = Served(frozenset({"none", "head", "scalar"}))
 # What every GPU has room for: kVectorPlans, linear/plan.h.
 _VECTORS = Served(frozenset({"vector"}), columns=256)
 _STEPS = Served(_SCALARS.decays | {"vector"}, dtypes=(*DTYPES, torch.float32))
+# Of the delta rule, threads have the state in registers: linear/delta.h and delta_step.h.
+_DELTAS = Served(frozenset({"scalar"}), max_k=256)
+_DELTA_STEPS = Served(frozenset({"none", "scalar"}), max_k=256, dtypes=_STEPS.dtypes)
 # Operation → what its kernels take: calls that are in one of the rows. All others, and those of an
 # operation that is not here or that the compiled library does not register, run on torch
 # operations.
@@ -107,6 +126,8 @@ SERVED: dict[str, tuple[Served, ...]] = {
     "_linear_forward": (_SCALARS, _VECTORS),
     "_linear_backward": (_SCALARS, _VECTORS),
     "_linear_step": (_STEPS,),
+    "_linear_delta_forward": (_DELTAS,),
+    "_linear_delta_step": (_DELTA_STEPS,),
 }
 
 _library = torch.library.Library("flash_attn", "FRAGMENT")
@@ -115,6 +136,8 @@ for _name, _schema in SCHEMAS.items():
 forward = torch.ops.flash_attn._linear_forward.default
 backward = torch.ops.flash_attn._linear_backward.default
 step = torch.ops.flash_attn._linear_step.default
+delta_forward = torch.ops.flash_attn._linear_delta_forward.default
+delta_step = torch.ops.flash_attn._linear_delta_step.default
 _registered = {
     name
     for name in SCHEMAS

@@ -156,21 +156,10 @@ def recurrent_step(
     Raises:
         ValueError, TypeError: for a shape, dtype or device that is not as above.
     """
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor) or x.dim() != 3:
-            raise ValueError(f"{name}: a tensor [B, H, D] is needed, got {x!r}")
-    _checks.operands(q[:, None], k[:, None], v[:, None])
+    state_indices = _checks.step(q, k, v, state, state_indices, state_v_first)
     batch, heads = v.shape[:2]
     if g is not None:
         accepted = (heads,), (batch, heads), (batch, heads, k.shape[-1])
         _checks.shape("g", g, *zip(("[H]", "[B, H]", "[B, H, K]"), accepted))
-    sizes = (heads, v.shape[-1], k.shape[-1])
-    sizes = sizes if state_v_first else (heads, k.shape[-1], v.shape[-1])
-    slots = batch if state_indices is None else state.shape[0]
-    words = "[slots, H, V, K]" if state_v_first else "[slots, H, K, V]"
-    _checks.shape("state", state, (words, (slots, *sizes)))
-    if state_indices is not None:
-        _checks.shape("state_indices", state_indices, ("[B]", (batch,)))
-        state_indices = state_indices.to(torch.int32)
     in_place = state.mT if state_v_first else state
     return ops.step(q, k, v, g, in_place, state_indices, _checks.scale_of(scale, k.shape[-1]))

@@ -8,9 +8,9 @@ from torch import Tensor
 from flash_attn.dispatch.autograd import records
 from flash_attn.linear import _checks, delta_ops
 
-__all__ = ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"]
-
-_EPS = 1e-6
+__all__ = [
+    "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "recurrent_gated_delta_rule_step",
+]  # fmt: skip
 
 
 def chunk_gated_delta_rule(
@@ -55,12 +55,11 @@ def chunk_gated_delta_rule(
     cu_seqlens = _checks.cu_seqlens_of(cu_seqlens, v)
     state = _checks.state_of(initial_state, k, v, cu_seqlens, state_v_first)
     g, beta = _per_token(v, g, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    if use_qk_l2norm_in_kernel:
-        q, k = _normalized(q), _normalized(k)
     scale = _checks.scale_of(scale, k.shape[-1])
     o, final = delta_ops.forward(
-        q, k, v, g, beta, state, cu_seqlens, scale, bool(output_final_state), bool(state_v_first)
-    )
+        q, k, v, g, beta, state, cu_seqlens, scale, bool(use_qk_l2norm_in_kernel),
+        bool(output_final_state), bool(state_v_first),
+    )  # fmt: skip
     if not output_final_state:
         return o, None
     return o, final.mT if state_v_first else final
@@ -88,30 +87,80 @@ def fused_recurrent_gated_delta_rule(
             use_beta_sigmoid_in_kernel, allow_neg_eigval, state_v_first, cu_seqlens,
         )  # fmt: skip
     _checks.operands(q, k, v)
-    state = _checks.state_of(initial_state, k, v, None, state_v_first)
-    g, beta = _per_token(v, g, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    if use_qk_l2norm_in_kernel:
-        q, k = _normalized(q), _normalized(k)
-    o, final = _step(q, k, v, g, beta, _checks.scale_of(scale, k.shape[-1]), state)
-    final = final.mT.contiguous() if state_v_first else final
-    return o, final if output_final_state else None
+    dtype = torch.promote_types(v.dtype, torch.float32)
+    if initial_state is None:
+        rows, columns = k.shape[-1], v.shape[-1]
+        sizes = (columns, rows) if state_v_first else (rows, columns)
+        state = v.new_zeros((v.shape[0], v.shape[2], *sizes), dtype=dtype)
+    else:
+        _checks.state_of(initial_state, k, v, None, state_v_first)
+        state = initial_state.to(dtype, copy=True, memory_format=torch.contiguous_format)
+    for name, x in (("g", g), ("beta", beta)):
+        if x is not None:
+            _checks.shape(name, x, ("[B, T, HV]", tuple(v.shape[:3])))
+    g, beta = (None if x is None else x[:, 0] for x in (g, beta))
+    o = recurrent_gated_delta_rule_step(
+        q[:, 0], k[:, 0], v[:, 0], g, beta, state, None, scale, use_qk_l2norm_in_kernel,
+        use_beta_sigmoid_in_kernel, allow_neg_eigval, state_v_first,
+    )  # fmt: skip
+    return o[:, None], state if output_final_state else None
 
 
-def _step(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: float, state: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """One token, T = 1: o [B, 1, HV, V] and the state after it, [B, HV, K, V]."""
-    compute = torch.promote_types(v.dtype, torch.float32)
-    shared = v.shape[2] // max(1, k.shape[2])
-    q, k = (x[:, 0].to(compute).repeat_interleave(shared, dim=1) for x in (q, k))
-    v_, factor = v[:, 0].to(compute), g[:, 0].to(compute).exp()[..., None, None]
-    if state is None:
-        state = v_.new_zeros(*v_.shape[:2], k.shape[-1], v.shape[-1])
-    state = state * factor
-    new = beta[:, 0].to(compute)[..., None] * (v_ - (k[..., None] * state).sum(-2))
-    state = state + k[..., None] * new[..., None, :]
-    o = ((q * scale)[..., None] * state).sum(-2)
-    return o[:, None].to(v.dtype), state
+def recurrent_gated_delta_rule_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    state: Tensor,
+    state_indices: Tensor | None = None,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+) -> Tensor:
+    """One token of each sequence against its state in a cache, which is updated in place.
+
+    Arguments:
+        q, k: [B, H, K]; v: [B, HV, V]; g, beta: None or [B, HV], as in ``chunk_gated_delta_rule``.
+        state, state_indices, scale: as in ``recurrent_step``, for the heads of v.
+        use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval: as in
+            ``chunk_gated_delta_rule``.
+
+    Returns:
+        o [B, HV, V] in q's dtype.
+
+    Raises:
+        ValueError, TypeError: for a shape, dtype or device that is not as above.
+    """
+    slots = _checks.step(q, k, v, state, state_indices, state_v_first)
+    _check_eigenvalues(allow_neg_eigval, use_beta_sigmoid_in_kernel)
+    g, beta = (_of_heads(name, x, v) for name, x in (("g", g), ("beta", beta)))
+    of_sigmoid = 0.0
+    if use_beta_sigmoid_in_kernel and beta is not None:
+        of_sigmoid = 2.0 if allow_neg_eigval else 1.0
+    return delta_ops.step(
+        q, k, v, g, beta, state.mT if state_v_first else state, slots,
+        _checks.scale_of(scale, k.shape[-1]), bool(use_qk_l2norm_in_kernel), of_sigmoid,
+    )  # fmt: skip
+
+
+def _of_heads(name: str, x: Tensor | None, v: Tensor) -> Tensor | None:
+    """A number for each row and head, in a dtype that kernels take."""
+    if x is None:
+        return None
+    _checks.shape(name, x, ("[B, HV]", tuple(v.shape[:2])))
+    wide = torch.promote_types(v.dtype, torch.float32)
+    return x if x.dtype == v.dtype else x.to(wide)
+
+
+def _check_eigenvalues(allow_neg_eigval: bool, sigmoid: bool) -> None:
+    if allow_neg_eigval and not sigmoid:
+        raise ValueError(
+            "allow_neg_eigval: doubles the sigmoid of use_beta_sigmoid_in_kernel=True; without it "
+            "give a beta in (0, 2)"
+        )
 
 
 def _per_token(
@@ -120,11 +169,7 @@ def _per_token(
     """g and beta [B, T, HV] as they are computed with."""
     shape = v.shape[:3]
     dtype = torch.promote_types(v.dtype, torch.float32)
-    if allow_neg_eigval and not sigmoid:
-        raise ValueError(
-            "allow_neg_eigval: doubles the sigmoid of use_beta_sigmoid_in_kernel=True; without it "
-            "give a beta in (0, 2)"
-        )
+    _check_eigenvalues(allow_neg_eigval, sigmoid)
     if g is None:
         g = v.new_zeros(shape, dtype=dtype)
     if beta is None:
@@ -134,9 +179,3 @@ def _per_token(
     for name, x in (("g", g), ("beta", beta)):
         _checks.shape(name, x, ("[B, T, HV]", tuple(shape)))
     return g, beta
-
-
-def _normalized(x: Tensor) -> Tensor:
-    """x over its norm, sums in fp32."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return (wide * (wide.square().sum(-1, keepdim=True) + _EPS).rsqrt()).to(x.dtype)

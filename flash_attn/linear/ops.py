@@ -18,7 +18,10 @@ from flash_attn.dispatch.define import defined
 from flash_attn.linear import _chunks, _k_tiles, _kernels, _step
 from flash_attn.linear._autocast import without_autocast
 
-__all__ = ["SCHEMAS", "backward", "empty_state", "forward", "nothing", "of_shared", "scan", "step"]
+__all__ = [
+    "SCHEMAS", "backward", "empty_state", "forward", "in_place", "nothing", "of_shared", "scan",
+    "step",
+]  # fmt: skip
 
 _INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? initial_state, Tensor? cu_seqlens, "
@@ -155,7 +158,8 @@ def _run_step(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, state: Tensor, slots: Tensor | None,
     scale: float,
 ) -> Tensor:  # fmt: skip
-    if v.numel() and _in_place(state) and _kernels.serves("_linear_step", q, v, g):
+    name = "_linear_step"
+    if v.numel() and in_place(name, state) and _kernels.serves(name, q, v, g):
         o = torch.empty_like(v, memory_format=torch.contiguous_format)
         q, k, v = (rows_contiguous(x) for x in (q, k, v))
         g = None if g is None else g.contiguous()
@@ -165,10 +169,11 @@ def _run_step(
     return _step.step(q, k, v, g, state, slots, scale)
 
 
-def _in_place(state: Tensor) -> bool:
+def in_place(operation: str, state: Tensor) -> bool:
+    """Whether kernels write a state where it lies."""
     served = state.dtype == torch.float32 and _kernels.lies_well(state)
     if backend.LOG and state.is_cuda and not served:
-        backend.trace("_linear_step: torch operations, because the state is not fp32 in runs")
+        backend.trace(f"{operation}: torch operations, because the state is not fp32 in runs")
     return served
 
 

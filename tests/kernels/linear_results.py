@@ -11,7 +11,7 @@ from flash_attn.linear import _k_tiles, _kernels, chunk_scan, ops
 
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens of sequences, and states; tokens of no sequence stay zeros."""
-    written, empty = _k_tiles._written, ops.empty_state
+    written, empty = _k_tiles.written, ops.empty_state
 
     def poisoned(like: Tensor, cu_seqlens: Tensor | None, *rest, **keywords) -> Tensor:
         out = written(like, cu_seqlens, *rest, **keywords)
@@ -19,7 +19,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
         out[:, first:last] = torch.nan
         return out
 
-    monkeypatch.setattr(_k_tiles, "_written", poisoned)
+    monkeypatch.setattr(_k_tiles, "written", poisoned)
     monkeypatch.setattr(ops, "empty_state", lambda *args: empty(*args).fill_(torch.nan))
 
 

@@ -9,7 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flash_attn.linear import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
+from flash_attn.linear import (
+    chunk_gated_delta_rule,
+    fused_recurrent_gated_delta_rule,
+    recurrent_gated_delta_rule_step,
+)
 from tests.linear.cases import GATES, HEAD_DIMS, SEQLENS, packed
 from tests.linear.reference import delta_rule
 
@@ -108,6 +112,19 @@ def test_norms_and_sigmoids(backend):
         chunk_gated_delta_rule(q, k, beta=beta, **rest, allow_neg_eigval=True)
 
 
+def test_gradients_through_norms():
+    given = inputs(16, 8, 70, -1.0, H=2, HV=4)
+    q, k = (given[n].mul_(3).requires_grad_() for n in "qk")
+    rest = {n: given[n] for n in ("v", "g", "beta", "initial_state")}
+    o, _ = chunk_gated_delta_rule(q, k, **rest, use_qk_l2norm_in_kernel=True)
+    do = torch.randn_like(o)
+    got = torch.autograd.grad(o, (q, k), do)
+    normal = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
+    o, _ = chunk_gated_delta_rule(*normal, **rest)
+    for x, y in zip(got, torch.autograd.grad(o, (q, k), do), strict=True):
+        torch.testing.assert_close(x, y)
+
+
 @pytest.mark.parametrize("v_first", [False, True])
 def test_token_by_token(v_first, backend):
     """Steps of one token, each from the state of the one before, are the chunks."""
@@ -126,3 +143,18 @@ def test_token_by_token(v_first, backend):
     assert torch.equal(state, before)
     torch.testing.assert_close(torch.cat(outputs, 1), want, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(step, want_final, rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_step_refuses():
+    q, v, state = torch.randn(2, 2, 6), torch.randn(2, 4, 5), torch.randn(2, 4, 6, 5)
+    step = recurrent_gated_delta_rule_step
+    with pytest.raises(ValueError, match="state"):
+        step(q, q, v, None, None, state.mT)
+    with pytest.raises(ValueError, match="beta"):
+        step(q, q, v, None, v[:, :2, 0], state)
+    with pytest.raises(ValueError, match="allow_neg_eigval"):
+        step(q, q, v, None, None, state, allow_neg_eigval=True)
+    with pytest.raises(ValueError, match="state_indices"):
+        step(q, q, v, None, None, state, torch.tensor([1]))
+    with pytest.raises(ValueError, match="g: "):
+        fused_recurrent_gated_delta_rule(q[:, None], q[:, None], v[:, None], v[:, :, 0])

@@ -11,7 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from flash_attn.linear import _chunks, _kernels, _step, chunk_scan, recurrent_step
+from flash_attn.linear import (
+    _chunks,
+    _delta,
+    _delta_step,
+    _kernels,
+    _step,
+    chunk_gated_delta_rule,
+    chunk_scan,
+    fused_recurrent_gated_delta_rule,
+    recurrent_gated_delta_rule_step,
+    recurrent_step,
+)
 from tests.linear.cases import DECAYS, Backend, Case, check, packed
 
 FAR = torch.nan  # what a kernel finds in memory that it has to write
@@ -97,9 +108,38 @@ def step(q, k, v, g, state, slots, scale, o) -> None:
     o.copy_(_step.step(q, k, v, g, state, slots, scale))
 
 
+def delta_forward(
+    q, k, v, g, beta, initial_state, cu_seqlens, scale, normalizes, o, final_state
+) -> None:
+    calls.append("delta_forward")
+    _checked(q, k, v, g, initial_state, final_state)
+    for x in (g, beta):
+        assert x.is_contiguous()
+        assert x.dtype in (q.dtype, torch.float32)
+    _is_blank(cu_seqlens, o)
+    if normalizes:
+        q, k = (_delta_step.normalized(x) for x in (q, k))
+    scan = _chunks.Scan(q, k, v, g, initial_state, cu_seqlens, scale)
+    got, state = _delta.forward(_delta.Delta(scan, beta))
+    o.copy_(got)
+    if final_state is not None:
+        final_state.copy_(state)
+
+
+def delta_step(q, k, v, g, beta, state, slots, scale, normalizes, of_sigmoid, o) -> None:
+    calls.append("delta_step")
+    _checked(q, k, v, g, state)
+    assert beta is None or beta.dtype in (q.dtype, torch.float32)
+    assert slots is None or slots.dtype == torch.int32
+    o.copy_(_delta_step.step(q, k, v, g, beta, state, slots, scale, normalizes, of_sigmoid))
+
+
 @pytest.fixture
 def kernels(monkeypatch):
-    names = {"_linear_forward": forward, "_linear_backward": backward, "_linear_step": step}
+    names = {
+        "_linear_forward": forward, "_linear_backward": backward, "_linear_step": step,
+        "_linear_delta_forward": delta_forward, "_linear_delta_step": delta_step,
+    }  # fmt: skip
     library = torch.library.Library("flash_attn", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -181,3 +221,52 @@ def test_step(v_first, kernels):
     for other in (state.bfloat16(), wide[..., ::2]):  # what no kernel takes
         recurrent_step(q, k, v, g, other, slots, 0.5, v_first)
     assert calls == ["step"]
+
+
+@pytest.mark.parametrize("v_first", [False, True])
+def test_delta_step(v_first, kernels):
+    q, k, v = (torch.randn(3, h, d).bfloat16() for h, d in ((2, 8), (2, 8), (4, 6)))
+    state = torch.randn(5, 4, 6, 8) if v_first else torch.randn(5, 4, 8, 6)
+    slots, g, other = torch.tensor([4, -1, 0]), -torch.rand(3, 4).double(), state.clone()
+    beta = torch.randn(3, 4).bfloat16()
+    flags = dict(use_beta_sigmoid_in_kernel=True, allow_neg_eigval=True, state_v_first=v_first)
+    o = recurrent_gated_delta_rule_step(q, k, v, g, beta, state, slots, 0.5, **flags)
+    assert calls == ["delta_step"]
+    cache = other.mT if v_first else other
+    want = _delta_step.step(q, k, v, g.float(), beta, cache, slots, 0.5, False, 2.0)
+    assert torch.equal(o, want)
+    assert torch.equal(state, other)
+    wide = torch.zeros(*state.shape[:-1], 2 * state.shape[-1])
+    for other in (state.bfloat16(), wide[..., ::2]):  # what no kernel takes
+        recurrent_gated_delta_rule_step(q, k, v, g, beta, other, slots, 0.5, state_v_first=v_first)
+    assert calls == ["delta_step"]
+
+
+def test_a_token_of_the_delta_rule_is_a_step_unless_it_needs_gradients(kernels):
+    q, k, v = (torch.randn(3, 1, h, d).bfloat16() for h, d in ((2, 8), (2, 8), (4, 6)))
+    fused_recurrent_gated_delta_rule(q, k, v)
+    assert calls == ["delta_step"]
+    o, _ = fused_recurrent_gated_delta_rule(q, k.requires_grad_(), v)
+    o.sum().backward()
+    assert calls == ["delta_step", "delta_forward"]
+
+
+@pytest.mark.parametrize("v_first", [False, True])
+def test_delta_forward(v_first, kernels):
+    made = torch.randn(2, 4, 20, 3 * 16 + 1).bfloat16()
+    q, k, v = (made[..., 1:].transpose(1, 2)[..., i::3] for i in range(3))
+    g, beta = -torch.rand(2, 4, 20).double().mT, torch.rand(2, 20, 4).bfloat16()
+    states = torch.randn(2, 4, 16, 40)[..., 1::2][..., :16]
+    for state in (None, states, torch.randn(1 + 2 * 4 * 256)[1:].view(2, 4, 16, 16)):
+        given = dict(initial_state=state, output_final_state=True, state_v_first=v_first)
+        o, final = chunk_gated_delta_rule(q, k, v, g, beta, **given)
+        wide = (x.float() for x in (q, k, v, g, beta))
+        want, want_final = chunk_gated_delta_rule(*wide, **given)
+        torch.testing.assert_close(o.float(), want, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(final, want_final)
+    edges = torch.tensor([3, 3, 15])
+    packed = [x[:1] for x in (q, k, v, g, beta)]
+    got, _ = chunk_gated_delta_rule(*packed, cu_seqlens=edges, use_qk_l2norm_in_kernel=True)
+    packed[:2] = (_delta_step.normalized(x) for x in packed[:2])
+    assert torch.equal(got, chunk_gated_delta_rule(*packed, cu_seqlens=edges)[0])
+    assert calls == ["delta_forward"] * 5

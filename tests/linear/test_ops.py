@@ -43,9 +43,25 @@ def test_opcheck_delta(backend):
     g, beta = -torch.rand(2, 20, 4).to(q), torch.rand(2, 20, 4).to(q)
     inputs = [x.requires_grad_() for x in (q, k, v, g, beta, state)]
     operation = torch.ops.flash_attn.delta_forward.default
-    torch.library.opcheck(operation, (*inputs, None, 0.3, True, True))
+    torch.library.opcheck(operation, (*inputs, None, 0.3, False, True, True))
+    torch.library.opcheck(operation, (*inputs, None, 0.3, True, True, False))
     plain = [x.detach() for x in inputs]
     torch.library.opcheck(delta_ops.backward, (*plain, None, 0.3, torch.ones_like(v), None))
+
+
+def delta_step_inputs(device: str) -> tuple:
+    """q, k, v, g, beta, states and slots"""
+    q, k, v = (torch.randn(3, h, d, device=device) for h, d in ((2, 6), (2, 6), (4, 5)))
+    g, beta = -torch.rand_like(v[..., 0]), torch.rand_like(v[..., 0])
+    slots = torch.tensor([3, -1, 0], dtype=torch.int32, device=device)
+    return q, k, v, g, beta, torch.randn(4, 4, 6, 5, device=device), slots
+
+
+def test_opcheck_delta_step(backend):
+    operation = torch.ops.flash_attn.delta_step.default
+    given = delta_step_inputs(backend.device)
+    torch.library.opcheck(operation, (*given, 0.5, True, 2.0))
+    torch.library.opcheck(operation, (*given[:3], None, None, *given[5:], 0.5, False, 0.0))
 
 
 FUNCTIONS = {
@@ -110,6 +126,7 @@ def test_forward_mode_derivatives_of_one_token_raise(backend):
         for call in (
             lambda: recurrent_step(q, dual, v, None, state),
             lambda: linear.fused_recurrent_gla(q[:, None], dual[:, None], v[:, None]),
+            lambda: linear.recurrent_gated_delta_rule_step(q, dual, v, None, None, state),
         ):
             with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
                 call()
@@ -121,6 +138,16 @@ def test_compile_a_step(backend):
     other = state.clone()
     compiled = torch.compile(recurrent_step, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(q, k, v, None, state), recurrent_step(q, k, v, None, other))
+    torch.testing.assert_close(state, other)
+
+
+def test_compile_a_step_of_the_delta_rule(backend):
+    *given, state, slots = delta_step_inputs(backend.device)
+    other = state.clone()
+    step = linear.recurrent_gated_delta_rule_step
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    got = compiled(*given, state, slots, use_qk_l2norm_in_kernel=True)
+    torch.testing.assert_close(got, step(*given, other, slots, use_qk_l2norm_in_kernel=True))
     torch.testing.assert_close(state, other)
 
 

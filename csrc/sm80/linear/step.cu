@@ -2,11 +2,10 @@
 
 #include <cutlass/numeric_types.h>
 
-#include <algorithm>
 #include <string_view>
 
-#include "launch/error.h"
 #include "launch/launch_kernel.h"
+#include "sm80/linear/step_grid.h"
 
 namespace flash {
 namespace sm80::linear {
@@ -15,38 +14,12 @@ namespace {
 using flash::linear::kMostStepGroups;
 using flash::linear::log2_above;
 
-// Tiles of tile_threads threads each, as many a CTA as have `threads` together.
-StepGrid grid_of(StepParams const& p, int columns_log2, int groups_log2, int tile_threads,
-                 int threads) {
-  StepGrid grid{};
-  grid.columns_log2 = columns_log2;
-  grid.groups_log2 = groups_log2;
-  int const tiles = (p.v_dim + grid.columns() - 1) / grid.columns();
-  grid.tiles = FastDiv(tiles);
-  grid.heads = FastDiv(p.heads);
-  grid.group = FastDiv(p.group);
-  int64_t const all = int64_t(p.rows) * p.heads * tiles;
-  constexpr int64_t kMost =
-      max_grid_blocks - flash::linear::kMostStepThreads;  // also of whole CTAs
-  check(all <= kMost, all, " tiles of states in one call, at most ", kMost, " are served");
-  grid.all_tiles = static_cast<int>(all);
-  grid.tiles_of_cta = std::max(1, threads / tile_threads);
-  return grid;
-}
-
 template <class Way>
 void launch_on(StepParams const& p, StepGrid const& grid, LaunchContext const& launch) {
   int const groups = grid.tiles_of_cta << grid.groups_log2;
   int const bytes = groups * grid.columns() * static_cast<int>(sizeof(float));
   launch_kernel<step_kernel<Way>>(launch, {grid.ctas(), groups * Way::kGroupThreads, bytes}, p,
                                   grid);
-}
-
-constexpr int kThreads = 128;       // of a CTA, if not one tile has more
-constexpr int kFewestThreads = 32;  // where CTAs are fewer than multiprocessors
-
-bool leaves_some_idle(StepGrid const& grid, LaunchContext const& launch) {
-  return grid.ctas() < launch.device.sm_count;
 }
 
 template <class Way>
@@ -63,12 +36,12 @@ void launch_along_v(StepParams const& p, LaunchContext const& launch) {
   using Wide = AlongV<Element, 4, 8>;
   using Narrow = AlongV<Element, 4, 4>;
   if (!p.aligned) {
-    launch_on<Plain>(p, grid_along_v<Plain>(p, 32, kThreads), launch);
+    launch_on<Plain>(p, grid_along_v<Plain>(p, 32, kStepThreads), launch);
     return;
   }
-  StepGrid const wide = grid_along_v<Wide>(p, 32, kThreads);
+  StepGrid const wide = grid_along_v<Wide>(p, 32, kStepThreads);
   if (leaves_some_idle(wide, launch)) {
-    launch_on<Narrow>(p, grid_along_v<Narrow>(p, 16, kFewestThreads), launch);
+    launch_on<Narrow>(p, grid_along_v<Narrow>(p, 16, kFewestStepThreads), launch);
   } else {
     launch_on<Wide>(p, wide, launch);
   }
@@ -85,9 +58,11 @@ void launch_along_k(StepParams const& p, LaunchContext const& launch) {
     grid.lanes_log2 = lanes_log2;
     return grid;
   };
-  StepGrid const grid = make(kThreads);
-  launch_on<AlongK<Element, kRun>>(p, leaves_some_idle(grid, launch) ? make(kFewestThreads) : grid,
-                                   launch);
+  StepGrid grid = make(kStepThreads);
+  if (leaves_some_idle(grid, launch)) {
+    grid = make(kFewestStepThreads);
+  }
+  launch_on<AlongK<Element, kRun>>(p, grid, launch);
 }
 
 template <class Element>

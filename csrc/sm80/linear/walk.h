@@ -152,6 +152,12 @@ struct Walk {
             use(state[m][n][e], k, v);
           }
         }
+        // Beside so large a state there are no registers for the addresses of all of it at once.
+        if constexpr (C::kRows > 128) {
+          if (n % 8 == 7) {
+            __syncwarp();
+          }
+        }
       }
     }
   }
