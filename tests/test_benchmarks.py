@@ -15,16 +15,7 @@ import torch
 
 import flash_attn
 from benchmarks import __main__ as command
-from benchmarks import (
-    compare,
-    linear,
-    linear_step,
-    pictures,
-    presets,
-    problems,
-    report,
-    rotary,
-)
+from benchmarks import compare, linear, linear_step, pictures, presets, problems, report, rotary
 from benchmarks.clock import Clock
 from benchmarks.presets import cpu
 from benchmarks.rows import Options, Row

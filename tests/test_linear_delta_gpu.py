@@ -36,7 +36,7 @@ def launched(call) -> list[str]:
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
 @pytest.mark.parametrize(
-    ("K", "V"), [(1, 1), (7, 9), (16, 32), (64, 64), (100, 130), (128, 128), (200, 40), (256, 256)]
+    ("K", "V"), [(1, 1), (7, 9), (16, 32), (64, 64), (100, 130), (128, 128), (200, 40), (256, 72)]
 )
 def test_results(K, V, dtype, cuda):
     check(Case(K, V, 300, B=2, H=1, HV=2, dtype=dtype, v_first=True), cuda)

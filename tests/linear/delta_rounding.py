@@ -7,8 +7,9 @@ chunk has. Errors are independent, so their squares add up; each result is held 
 
     |o - exact| <= u |o| + z √(Σ (what an error's number is multiplied by in o)² error²)
 
-A chunk's error of the state goes on through the factor that the next one has for the state before
-it. fp32 adds 2^-16 of the terms at most: sums, and T, whose factors have 16 bits.
+The errors of a state's numbers depend on each other: where keys are alike, all have its direction.
+So what goes on from chunk to chunk is the covariance of those of a column. fp32 adds 2^-16 of the
+terms at most: sums, and T, whose factors have 16 bits.
 """
 
 from __future__ import annotations
@@ -128,7 +129,8 @@ def errors(case: Case, x: dict[str, Tensor | None]) -> tuple[Tensor, Tensor]:
             S = torch.zeros(case.K, case.V).double()
             if x["initial_state"] is not None:
                 S = x["initial_state"][n, head]
-            walk = _Walk(case, S, torch.zeros_like(S), torch.zeros_like(S))
+            covariance = torch.zeros(case.V, case.K, case.K).double()
+            walk = _Walk(case, S, covariance, torch.zeros_like(S))
             for first in range(begin, end, _CHUNK):
                 rows = slice(first, min(first + _CHUNK, end))
                 of_chunk = walk.chunk(
@@ -136,18 +138,19 @@ def errors(case: Case, x: dict[str, Tensor | None]) -> tuple[Tensor, Tensor]:
                     x["g"][b, rows, head], x["beta"][b, rows, head, None],
                 )  # fmt: skip
                 of_o[b, rows, head] = of_chunk
-            of_state[n, head] = _Z * walk.square.sqrt() + walk.lost
+            squares = walk.covariance.diagonal(dim1=1, dim2=2).mT
+            of_state[n, head] = _Z * squares.clamp(min=0).sqrt() + walk.lost
     return of_o, of_state
 
 
 @dataclass
 class _Walk:
-    """A state, the expected square of its error, and what fp32 may lose."""
+    """A state, the covariance of its errors, and what fp32 may lose."""
 
     case: Case
     S: Tensor  # [K, V]
-    square: Tensor
-    lost: Tensor
+    covariance: Tensor  # [V, K, K]
+    lost: Tensor  # [K, V]
 
     def chunk(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
         """The error that o [C, V] may have; the state becomes the one after the chunk."""
@@ -161,21 +164,23 @@ class _Walk:
         T = torch.linalg.inv(own + torch.eye(len(g)).double()) * beta.mT
         R = v - before * (k @ S)
         U = T @ R
-        of_R = (u * R).square() + (before * _OF_STATES).square() * (k.square() @ S.square())
-        of_U = T.square() @ (u * R).square()  # T's own rounding
+        of_R, of_S = (u * R).square(), (_OF_STATES * S).square()
+        of_U = T.square() @ of_R  # T's own rounding
         used = of_U + (u * U).square()
         reach = (k * left).mT
+        # What o and S' have of S0, and S' by way of R, where S0 is rounded.
         reads = scale * before * q - (A @ T * before.mT) @ k
-        keeps = before[-1] * torch.eye(len(S)).double() - (reach @ T * before.mT) @ k
-        of_o = (scale * before * _OF_STATES).square() * (q.square() @ S.square())
-        of_o = of_o + A.square() @ (used + (u * U).square()) + (A @ T).square() @ of_R
-        of_o = of_o + reads.square() @ self.square
+        through = (reach @ T * before.mT) @ k
+        keeps = before[-1] * torch.eye(len(S)).double() - through
+        of_o = reads.square() @ of_S + (A @ T).square() @ of_R
+        of_o = of_o + A.square() @ (used + (u * U).square())
+        of_o = of_o + torch.einsum("tk,vkl,tl->tv", reads, self.covariance, reads)
         terms = v.abs() + before * (k.abs() @ S.abs())
         lost = A.abs() @ (T.abs() @ terms) + scale * before * (q.abs() @ S.abs())
-        allowed = _Z * of_o.sqrt() + _SUMS * lost + reads.abs() @ self.lost
-        self.square = (
-            keeps.square() @ self.square + reach.square() @ used + (reach @ T).square() @ of_R
-        )
+        allowed = _Z * of_o.clamp(min=0).sqrt() + _SUMS * lost + reads.abs() @ self.lost
+        self.covariance = keeps @ self.covariance @ keeps.mT
+        for matrix, squares in ((through, of_S), (reach, used), (reach @ T, of_R)):
+            self.covariance += (matrix * squares.mT[:, None]) @ matrix.mT
         terms = before[-1] * S.abs() + reach.abs() @ (T.abs() @ terms)
         self.lost = keeps.abs() @ self.lost + _SUMS * terms
         self.S = before[-1] * S + reach @ U
