@@ -1,9 +1,6 @@
-// Codes of 8 bits (e4m3) of numbers. By arithmetic, because machine code that all GPUs share has no
-// instruction for it.
+// Codes of 8 bits (e4m3) of numbers.
 #pragma once
 
-#include <cutlass/array.h>
-#include <cutlass/float8.h>
 #include <cutlass/numeric_conversion.h>
 
 #include <algorithm>
@@ -13,7 +10,7 @@
 namespace flash {
 
 // The code nearest to |x|, of two the even one, or the largest; not of a NaN. It is the result's
-// lowest byte.
+// lowest byte. By arithmetic, because machine code that all GPUs share has no instruction for it.
 __device__ inline uint32_t code_of_size(float x) {
   constexpr uint32_t kExponent = 0x7f800000, kLeast = 121u << 23;  // below 2^-6 codes are as dense
   float const size = fminf(fabsf(x), 448.f);
@@ -58,23 +55,18 @@ __device__ inline uint32_t nan_codes(float const* x) {
 }
 
 // The codes of numbers in units of a scale: the nearest, of two the even one; the largest for those
-// beyond it and for infinities; a NaN stays one.
+// beyond it and for infinities; a NaN stays one. By CUTLASS's conversion: decoding, which makes few
+// codes, has no registers for another one.
 template <int kCount, class Element>
 __device__ auto coded(cutlass::Array<Element, kCount> const& numbers, float scale) {
-  static_assert(kCount % 4 == 0);
   cutlass::NumericArrayConverter<float, Element, kCount> widen;
+  cutlass::NumericArrayConverter<cutlass::float_e4m3_t, float, kCount> round;
   cutlass::Array<float, kCount> scaled = widen(numbers);
-  cutlass::Array<cutlass::float_e4m3_t, kCount> codes;
 #pragma unroll
-  for (int i = 0; i < kCount; i += 4) {
-    float x[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      x[j] = scaled[i + j] / scale;
-    }
-    reinterpret_cast<uint32_t*>(&codes)[i / 4] = four_codes(x) | nan_codes(x);
+  for (int i = 0; i < kCount; ++i) {
+    scaled[i] /= scale;
   }
-  return codes;
+  return round(scaled);
 }
 
 }  // namespace flash
