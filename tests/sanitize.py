@@ -15,6 +15,7 @@ import sys
 import torch
 
 import flash_attn
+from flash_attn.dispatch.encode import make_codes
 from flash_attn.flash_attn_interface import _flash_attn_varlen_forward
 from flash_attn.layers.rotary import apply_rotary_emb, apply_rotary_emb_qk, apply_rotary_emb_qkv_
 from flash_attn.linear import (
@@ -223,6 +224,11 @@ def linear(dtype: torch.dtype) -> None:
 def delta_rule(dtype: torch.dtype) -> None:
     """Chunks forward, and steps."""
     edges = torch.tensor([0, 0, 70, 71, 150], dtype=torch.int32)
+    for K in (64, 128, 256):  # enough blocks for 64 columns of V each
+        q, k, v = (torch.randn(4, 70, h, d).to(dtype) for h, d in ((4, K), (4, K), (24, 128)))
+        g, beta = -torch.rand(4, 70, 24), torch.rand(4, 70, 24)
+        o, _ = chunk_gated_delta_rule(q, k, v, g, beta, use_qk_l2norm_in_kernel=True)
+        assert torch.isfinite(o).all(), (dtype, K)
     for K, V in ((7, 9), (16, 32), (64, 72), (128, 130), (256, 64)):
         q, k, v = (torch.randn(1, 150, h, d).to(dtype) for h, d in ((1, K), (1, K), (2, V)))
         g, beta = -torch.rand(1, 150, 2), torch.rand(1, 150, 2)
@@ -234,6 +240,15 @@ def delta_rule(dtype: torch.dtype) -> None:
         tokens = [x[0, :3] for x in (q, k, v, g, beta)]
         o = recurrent_gated_delta_rule_step(*tokens, state, torch.tensor([3, -1, 0]))
         assert all(torch.isfinite(x).all() for x in (o, state)), (dtype, K, V)
+
+
+def codes(dtype: torch.dtype) -> None:
+    """Of q, k and v, with tails of slices and columns."""
+    for rows, columns in ((1, 16), (511, 96), (513, 256), (1100, 64)):
+        q, k, v = (torch.randn(2, rows, h, columns).to(dtype) for h in (4, 2, 2))
+        for smooth_k in (False, True):
+            made = make_codes(q, k, v, smooth_k)
+            assert all(torch.isfinite(x.float()).all() for x in made), (dtype, rows, columns)
 
 
 def any_contents(dtype: torch.dtype, head_dim: int, head_dim_v: int, device: str) -> None:
@@ -266,6 +281,7 @@ def main(device: str = "cuda", tool: str = "memcheck") -> None:
         rotary(dtype)
         linear(dtype)
         delta_rule(dtype)
+        codes(dtype)
     print("all calls returned finite values")
 
 

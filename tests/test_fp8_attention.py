@@ -56,6 +56,12 @@ def test_a_mean_costs_nothing(device):
     torch.testing.assert_close(lse, expected_lse, atol=0.1, rtol=1e-2)
 
 
+def test_compiled(device):
+    q, k, v = inputs(device)
+    run = torch.compile(lambda *x: attention(*x, causal=True), fullgraph=True, backend="aot_eager")
+    assert torch.equal(run(q, k, v), attention(q, k, v, causal=True))
+
+
 def test_no_keys(device):
     q = torch.randn(2, 5, 4, 32, device=device).to(BF16)
     k = torch.randn(2, 0, 2, 32, device=device).to(BF16)

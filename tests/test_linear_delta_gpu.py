@@ -43,6 +43,27 @@ def test_results(K, V, dtype, cuda):
     check(Case(K, V, 390, H=2, HV=2, cu_seqlens=EDGES, dtype=dtype, with_state=False), cuda)
 
 
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("K", [64, 128, 256])
+def test_blocks_enough_for_all_multiprocessors(K, dtype, cuda):
+    """Then each has 64 columns of V, and one sequence's blocks 32: no bit may differ."""
+    given = prompt(cuda, Case(K, 128, 200, B=16, H=8, HV=32, dtype=dtype))
+    all_of, state = chunk_gated_delta_rule(*given, output_final_state=True)
+    for b in (0, 15):
+        o, final = chunk_gated_delta_rule(*(x[b : b + 1] for x in given), output_final_state=True)
+        assert torch.equal(o, all_of[b : b + 1])
+        assert torch.equal(final, state[b : b + 1])
+
+
+@pytest.mark.parametrize("K", [64, 256])
+def test_the_walk_waits_for_the_factors(K, cuda):
+    """It starts before their launch ends, whose last blocks are the walk's last chunks."""
+    given = prompt(cuda, Case(K, 64, 20000, H=4, HV=8))
+    want = chunk_gated_delta_rule(*given)[0]
+    for _ in range(50):
+        assert torch.equal(chunk_gated_delta_rule(*given)[0], want)
+
+
 @pytest.mark.parametrize("gate", [0.0, -1e-3, -5.0, -50.0, -torch.inf])
 @pytest.mark.parametrize("T", [1, 15, 63, 65, 300])
 def test_gates(T, gate, cuda):

@@ -59,7 +59,7 @@ __device__ void cumulate(LogDecays<kChunk> const& logs, Cumulated* out) {
   Cumulated sum{0.f, 0};
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
-    bool const cut = !(logs.own[i] >= kLeastLog);
+    bool const cut = logs.own[i] < kLeastLog;  // a NaN stays one
     sum.log += cut ? 0.f : logs.own[i] * kLog2e;
     sum.cuts += cut;
     own[i] = sum;

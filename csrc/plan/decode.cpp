@@ -113,7 +113,7 @@ struct DecodeCost {
   }
 };
 
-// The simpler ones come first. alone: the GPU has no other whole.
+// The simpler ones come first. alone: the GPU has no other work.
 std::vector<KeySplit> candidates(Problem const& p, Machine const& m, Kernel const& k, bool alone) {
   if (p.num_splits == 1 || p.batch_invariant) {
     return {KeySplit{}};
@@ -135,8 +135,8 @@ std::vector<KeySplit> candidates(Problem const& p, Machine const& m, Kernel cons
                      .min_units = kMinUnits});
     }
   };
-  if (whole
-          .one_each) {  // as many as run at once, once or more often; and more where lengths differ
+  if (whole.one_each) {
+    // As many as run at once, once or more often; and more where lengths differ.
     double const waves = std::floor(whole.ranges * whole.tiles / k.resident) + 1;
     add(waves * k.resident, (waves + 1) * k.resident);
   } else {

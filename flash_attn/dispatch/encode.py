@@ -63,6 +63,8 @@ torch.library.register_fake(f"flash_attn::{_NAME}", _fake, lib=_library)
 _is_compiled: bool = torch._C._dispatch_has_kernel_for_dispatch_key(f"flash_attn::{_NAME}", "CUDA")
 if not _is_compiled:
     _library.impl(_NAME, on_torch, "CUDA")
+# Asked once, because a compiler cannot follow what asks the library.
+_serves: bool = _is_compiled and not backend.cuda_problem()
 direct.register(_operation)
 
 
@@ -79,7 +81,7 @@ def make_codes(q: Tensor, k: Tensor, v: Tensor, smooth_k: bool) -> Codes:
 
 
 def on_gpu(q: Tensor) -> bool:
-    return q.is_cuda and _is_compiled and not backend.cuda_problem()
+    return q.is_cuda and _serves
 
 
 def _kernel_takes(x: Tensor) -> bool:
@@ -88,6 +90,8 @@ def _kernel_takes(x: Tensor) -> bool:
         return False
     if x.stride(-1) != 1 or any(n > 1 and s % 8 for n, s in zip(x.shape[:3], x.stride())):
         return False
+    if torch.compiler.is_compiling():  # which knows of no offset; the operation refuses odd ones
+        return True
     if run.traced() or type(x) is not Tensor:
         return x.storage_offset() * x.element_size() % _BYTES == 0
     return x.data_ptr() % _BYTES == 0

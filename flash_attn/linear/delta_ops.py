@@ -101,7 +101,7 @@ def _normalized(call: _delta.Delta) -> _delta.Delta:
 
 
 def _of_token(x: Tensor, q: Tensor) -> Tensor:
-    """g or beta [B, T, H] as kernels take it."""
+    """g or beta [B, T, H] or [B, H] as kernels take it."""
     return (x if x.dtype == q.dtype else x.float()).contiguous()
 
 
@@ -136,7 +136,8 @@ def _run_step(
     if v.numel() and ops.in_place(name, state) and _kernels.serves(name, q, v, g):
         o = torch.empty_like(v, memory_format=torch.contiguous_format)
         q, k, v = (rows_contiguous(x) for x in (q, k, v))
-        g, beta, slots = (None if x is None else x.contiguous() for x in (g, beta, slots))
+        g, beta = (None if x is None else _of_token(x, q) for x in (g, beta))
+        slots = None if slots is None else slots.contiguous()
         _kernels.delta_step(q, k, v, g, beta, state, slots, *rest, o)
         return o
     return _delta_step.step(q, k, v, g, beta, state, slots, *rest)

@@ -170,12 +170,13 @@ def _per_token(
     shape = v.shape[:3]
     dtype = torch.promote_types(v.dtype, torch.float32)
     _check_eigenvalues(allow_neg_eigval, sigmoid)
+    for name, x in (("g", g), ("beta", beta)):
+        if x is not None:
+            _checks.shape(name, x, ("[B, T, HV]", tuple(shape)))
     if g is None:
         g = v.new_zeros(shape, dtype=dtype)
     if beta is None:
         beta = v.new_ones(shape, dtype=dtype)
     elif sigmoid:
         beta = beta.to(dtype).sigmoid() * (2.0 if allow_neg_eigval else 1.0)
-    for name, x in (("g", g), ("beta", beta)):
-        _checks.shape(name, x, ("[B, T, HV]", tuple(shape)))
     return g, beta

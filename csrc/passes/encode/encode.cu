@@ -5,7 +5,6 @@
 #include <cutlass/numeric_types.h>
 
 #include <algorithm>
-#include <bit>
 #include <string_view>
 
 #include "core/coded.h"
@@ -21,7 +20,7 @@ constexpr int kChunk = 16;  // columns of a thread
 constexpr float kLargestCode = 448.f, kLeastNormal = 1.17549435e-38f;
 
 template <class Element>
-using Numbers = cutlass::Array<Element, kChunk>;
+struct alignas(16) Numbers : cutlass::Array<Element, kChunk> {};
 
 // A slice of the rows of a head, and what of `parts` is its own.
 struct Slice {
@@ -69,7 +68,11 @@ struct Place {
   int end;
 
   __device__ Place(EncodedTensor const& t, Slice const& slice) {
-    int const thread = threadIdx.x, width = std::bit_ceil(unsigned(t.columns / kChunk));
+    int const thread = threadIdx.x;
+    int width = 1;  // threads of a row
+    while (width * kChunk < t.columns) {
+      width *= 2;
+    }
     int const first = slice.number * kEncodedSlice;
     column = thread % width * kChunk;
     apart = kThreads / width;
@@ -167,6 +170,7 @@ template <class Element>
 __device__ float largest_finite(EncodedTensor const& t, Slice const& s, Place const& at) {
   float largest = 0.f;
   for_rows<Element, 1>(t, s, at, [&](int, Numbers<Element> const& x) {
+#pragma unroll
     for (int i = 0; i < kChunk; ++i) {
       largest = fmaxf(largest, finite_size(float(x[i])));
     }
