@@ -77,7 +77,7 @@ struct Place {
     column = thread % width * kChunk;
     apart = kThreads / width;
     row = first + thread / width;
-    end = column < t.columns ? min(first + kEncodedSlice, t.rows) : 0;
+    end = column < t.columns ? std::min(first + kEncodedSlice, t.rows) : 0;
   }
 };
 
@@ -104,7 +104,7 @@ __device__ void for_rows(EncodedTensor const& t, Slice const& s, Place const& at
     Numbers<Element> numbers[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      int const row = min(first + i * at.apart, at.end - 1);
+      int const row = std::min(first + i * at.apart, at.end - 1);
       numbers[i] = numbers_from(x + row * t.x.row_stride + at.column);
     }
 #pragma unroll
@@ -330,8 +330,7 @@ __device__ inline uint4 codes_of(Numbers<float> const& x, float descale, float r
 }
 
 template <class Element>
-__global__ void __launch_bounds__(kThreads, 3)
-    encode_kernel(__grid_constant__ EncodeParams const p) {
+__global__ void __launch_bounds__(kThreads) encode_kernel(__grid_constant__ EncodeParams const p) {
   Slice const s = slice_of(p, blockIdx.x);
   EncodedTensor const& t = p.tensors[s.tensor];
   Place const at(t, s);
