@@ -49,8 +49,8 @@ def forward(
     call = Forward(
         q, k, v, scoring, lengths, keys, return_softmax=options.return_attn_probs,
         rng_state=rng_state, batch_invariant=options.batch_invariant, num_splits=num_splits,
-        return_max_logits=options.return_max_logits is not False,
-        max_logits_of_heads=options.return_max_logits is True, descales=descales,
+        # Of rows, whatever is asked for: ring attention makes heads' of those of all its steps.
+        return_max_logits=options.return_max_logits is not False, descales=descales,
     )  # fmt: skip
     return calls.forward(call)
 
