@@ -36,7 +36,8 @@ def test_each_launch_has_a_line_while_somebody_listens(listen):
     listen(lambda line: lines.append(line) if FIRST not in line else None)
     attend()
     assert len(lines) == 1
-    assert lines[0].startswith("b 1, 5 x 5, h 2/2, d 64, window -1/-1 -> ")
+    assert lines[0].startswith("b 1, 5 x 5, h 2/2, d 64, window -1/-1, whole, ")
+    assert " -> decode" in lines[0]
     attend(grad=True)
     assert len(lines) == 3
     assert "-> bwd" in lines[2]
