@@ -9,6 +9,7 @@
 
 #include "core/coded.h"
 #include "core/dynamic_smem.h"
+#include "core/softmax.h"
 #include "core/warp_lanes.h"
 #include "launch/launch_kernel.h"
 #include "passes/encode/launch.h"
@@ -81,7 +82,7 @@ struct Place {
   }
 };
 
-// 16 bytes of memory after the other.
+// By loads of 16 bytes.
 template <class T>
 __device__ Numbers<T> numbers_from(T const* from) {
   constexpr int kWords = sizeof(Numbers<T>) / sizeof(uint4);
@@ -132,20 +133,14 @@ __device__ float over_warp(float x, Op op, int apart = 1) {
   return x;
 }
 
-struct Larger {
-  __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
-};
-struct Smaller {
+struct Min {
   __device__ float operator()(float a, float b) const { return fminf(a, b); }
 };
-struct Plus {
-  __device__ float operator()(float a, float b) const { return a + b; }
-};
 
-// The largest of all threads, in the first.
+// The largest number of all threads, in each of them.
 __device__ float largest_of_block(float x, float* shared) {
   int const warp = threadIdx.x / 32;
-  x = over_warp(x, Larger{});
+  x = over_warp(x, Max{});
   if (threadIdx.x % 32 == 0) {
     shared[warp] = x;
   }
@@ -223,9 +218,8 @@ __device__ void look_at_columns(EncodedTensor const& t, Slice const& s, float* p
   float* const own = shared + warp * 3 * kMostEncodedColumns + at.column;
 #pragma unroll
   for (int i = 0; i < kChunk; ++i) {
-    float const of_warp[3] = {over_warp(sum[i], Plus{}, width),
-                              over_warp(least[i], Smaller{}, width),
-                              over_warp(largest[i], Larger{}, width)};
+    float const of_warp[3] = {over_warp(sum[i], Sum{}, width), over_warp(least[i], Min{}, width),
+                              over_warp(largest[i], Max{}, width)};
     for (int what = 0; what < 3 && lane < width; ++what) {
       own[what * kMostEncodedColumns + i] = of_warp[what];
     }
