@@ -21,8 +21,7 @@ from flash_attn.flash_attn_interface import (
 
 if TYPE_CHECKING:
     from flash_attn._explain import Explanation as Explanation
-    from flash_attn._explain import explain
-    from flash_attn._explain_call import explain_call
+    from flash_attn._explain import explain, explain_call
 
 __all__ = [
     "explain",
@@ -42,7 +41,7 @@ torch_attention.register()
 def __getattr__(name: str) -> Any:
     """What few programs use: its module is imported by the first use."""
     if name in ("explain", "explain_call", "Explanation"):
-        from flash_attn import _explain_call
+        from flash_attn import _explain
 
-        return getattr(_explain_call, name)
+        return getattr(_explain, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,6 +15,7 @@ from torch._subclasses import FakeTensorMode
 import flash_attn
 from flash_attn import backend
 from flash_attn.cpu import native
+from flash_attn.dispatch import fp8
 
 ROW = {
     "name": "fwd_sm80_bf16_d64_plain",
@@ -364,6 +365,68 @@ def test_cuda_pages_of_codes(library):
     said = flash_attn.explain(q, keys, keys, **options, k_descale=of_rows)
     assert library.asked_of_codes[-1] == 2  # of rows, which decode alone takes
     assert "descales of rows" in str(said)
+
+
+class CodedLibrary(Library):
+    """Has a kernel of fp8 products too."""
+
+    def compiled_variants(self) -> str:
+        return json.dumps([ROW, ROW | {"dtype": "e4m3"}])
+
+    def _select(self, request: tuple, row: dict) -> str:
+        if request[1] == "e4m3":
+            self.asked.append(request)
+            row |= {"name": "fwd_sm90_e4m3", "dtype": "e4m3"}
+            return json.dumps({"variant": row, "rejected": [], "splits": 1, "block_n": 128})
+        return super()._select(request, row)
+
+
+@pytest.fixture
+def coded_library(library, monkeypatch) -> CodedLibrary:
+    simulated = CodedLibrary()
+    monkeypatch.setattr(backend, "library", simulated)
+    monkeypatch.setattr(fp8, "has_kernel", True)
+    return simulated
+
+
+@pytest.mark.parametrize("gpu", ["H200", "A100"])
+@pytest.mark.parametrize("asked", [True, False])
+def test_codes_of_q(coded_library, gpu, asked):
+    q, k = fake("meta", (2, 40, 4, 40), (2, 50, 2, 40), dtype=torch.float8_e4m3fn)
+    said = flash_attn.explain(q, k, k, gpu=gpu, fp8_products=asked)
+    if gpu == "H200" and asked:
+        assert (said.operation, said.kernel) == ("_flash_attn_fp8_forward", "fwd_sm90_e4m3")
+        request = coded_library.asked[-1]
+        assert (request[:5], request[-1]) == ((90, "e4m3", 48, 48, False), 4)
+        assert "fp8 products" in said.call
+        assert not any("converts" in reason for reason in said.slow)
+    else:
+        assert (said.operation, said.kernel) == ("_flash_attn_forward", ROW["name"])
+        request = coded_library.asked[-1]
+        assert (request[1:5], request[-1]) == (("bf16", 40, 40, False), 0)
+        assert "as bfloat16" in said.call
+        assert "each call converts q, k and v to bfloat16" in said.slow
+        ((who, why), *_) = said.rejected
+        assert who == "kernels of fp8 products"
+        assert ("needs a Hopper GPU" if asked else "fp8_products=True") in why
+
+
+def test_codes_in_pages_of_few_queries(coded_library):
+    """Decode serves them, with queries of 16 bits."""
+    (q, pages, _), options = packed(1)
+    q, pages = q.to(torch.float8_e4m3fn), pages.to(torch.float8_e4m3fn)
+    said = flash_attn.explain(q, pages, pages, **options, gpu="H200", fp8_products=True,
+                              out_dtype=torch.float16)  # fmt: skip
+    assert (said.operation, said.kernel) == ("_flash_attn_varlen_forward", "decode_test")
+    assert coded_library.asked_of_codes == [1]
+    assert "each call converts q to float16" in said.slow
+    assert "leave pages to decode" in dict(said.rejected)["kernels of fp8 products"]
+
+
+def test_codes_have_no_backward(coded_library):
+    (q,) = fake("meta", (2, 40, 4, 64), dtype=torch.float8_e4m3fn)
+    said = flash_attn.explain(q, q, q, gpu="H200", backward=True)
+    assert "there is no backward of a cache, pages or codes" in said.why
 
 
 @pytest.mark.parametrize("longest", [7, None])

@@ -60,9 +60,16 @@ def test_from_16_bits_it_is_a_flag_too():
 
 
 @of_calls
-def test_explained_as_other_calls_are(function, inputs):
-    with pytest.raises(NotImplementedError, match="explain knows of codes in a KV cache alone"):
-        flash_attn.explain_call(function, **inputs("cpu"), fp8_products=True)
+def test_explained_on_a_cpu(function, inputs):
+    said = flash_attn.explain_call(function, **inputs("cpu"), fp8_products=True)
+    assert (said.operation, said.backend) == ("_flash_attn_fp8_forward", "cpu")
+    assert "float32" in said.kernel
+    given = {"fp8_products": True, "return_max_logits": True}
+    with pytest.raises(NotImplementedError, match="return_max_logits: got True; attention of cod"):
+        flash_attn.explain_call(function, **inputs("cpu"), **given)
+
+
+def test_explained_for_other_queries():
     q = torch.zeros(B, S, H, D, dtype=BF16)
     with pytest.raises(ValueError, match=r"^fp8_products: got True with a q of torch.bfloat16"):
         flash_attn.explain_call(flash_attn_func, q, q, q, fp8_products=True)
@@ -270,7 +277,7 @@ def test_wide_heads_have_no_kernel(columns, ways, monkeypatch):
 @pytest.mark.parametrize("permitted", [False, True])
 def test_public_functions_pass_it_on(permitted, ways, monkeypatch):
     monkeypatch.setattr(fp8, "_on_gpu", lambda q: True)
-    monkeypatch.setattr(fp8, "_kernel_takes", lambda call: True)
+    monkeypatch.setattr(fp8, "why_no_products", lambda call, hopper: "")
     given = {"fp8_products": permitted, "causal": True}
     dense, packed = dense_of("cpu"), packed_of("cpu")
     x = dense["q"].to(BF16)
@@ -290,7 +297,7 @@ def test_public_functions_pass_it_on(permitted, ways, monkeypatch):
 
 
 def test_a_kernel_gets_rows_that_it_can_load(ways, monkeypatch):
-    monkeypatch.setattr(fp8, "_kernel_takes", lambda call: True)
+    monkeypatch.setattr(fp8, "why_no_products", lambda call, hopper: "")
     with FakeTensorMode():
         like = {"dtype": FP8, "device": "cuda"}
         q = torch.empty(B, S, H, 40, **like)

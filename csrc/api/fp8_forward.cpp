@@ -74,7 +74,7 @@ std::tuple<Tensor, Tensor> fp8_forward(Tensor q, Tensor k, Tensor v, OptionalTen
   p.scores = scores(score, p.seqlens, p.heads_q, q, std::nullopt);
 
   torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
-  ForwardLaunch const forward(q, p, num_splits, block_table.has_value());
+  ForwardLaunch const forward(q, p, num_splits);
   StreamLock const lock(current_stream(q));
   forward.start(lock);
   return {out, lse};

@@ -140,8 +140,8 @@ struct Described {
   DeviceInfo device{};
   char const* dtype = nullptr;
   int full_scores = 0, num_splits = 0, cached = 0, odd_rows = 0;
-  // Of a cache; 0: numbers of the queries' dtype.
-  enum { kCodes = 1, kCodesOfRows, kLatent };
+  // Of the keys; 0: numbers of the queries' dtype. kProducts: the queries are codes as well.
+  enum { kCodes = 1, kCodesOfRows, kLatent, kProducts };
 
   // False with a Python error set.
   bool read(PyObject* args) {
@@ -169,7 +169,8 @@ struct Described {
     p.max_logits.to_row = largest_logits;
     p.scores.softmax_scale = 1.f;
     p.scores.softcap = full_scores ? 1.f : 0.f;
-    p.codes.used = contents == kCodes || contents == kCodesOfRows;
+    p.codes.used = contents == kCodes || contents == kCodesOfRows || contents == kProducts;
+    p.codes.of_q = contents == kProducts;
     p.codes.k.of_rows = contents == kCodesOfRows;
     p.q_latent.ptr = contents == kLatent ? &something : nullptr;
     p.odd = odd_rows ? OddRows{p.head_dim, p.head_dim_v} : OddRows{};

@@ -95,7 +95,7 @@ def forward(call: CodedForward) -> tuple[Tensor, Tensor]:
     than v's, up to a multiple of 16."""
     if not _on_gpu(call.q):
         return run.without_gradient(_operation, *call.in_order())
-    if not (call.fp8_products and _kernel_takes(call)):
+    if not call.fp8_products or why_no_products(call, is_hopper(call.q.device)):
         return by_ordinary_forward(call)
     q = _as_kernels_read(call.q)
     k, v = (_as_kernels_read(x, call.keys.block_table is None) for x in call[1:3])
@@ -106,22 +106,26 @@ def _on_gpu(q: Tensor) -> bool:
     return q.is_cuda
 
 
-def _kernel_takes(call: CodedForward) -> bool:
-    columns = max(call.q.shape[-1], call.v.shape[-1])
-    if not has_kernel or columns > MAX_HEAD_DIM_OF_CODES or not is_hopper(call.q.device):
-        return False
+def why_no_products(call: CodedForward, hopper: bool) -> str:
+    """Why no kernel multiplies the codes of a call as they are; empty: one does."""
+    if not has_kernel or not hopper:
+        return "needs a Hopper GPU and its kernels"
+    if max(call.q.shape[-1], call.v.shape[-1]) > MAX_HEAD_DIM_OF_CODES:
+        return f"serve head dims up to {MAX_HEAD_DIM_OF_CODES}"
     if call.keys.block_table is None:
-        return True
+        return ""
     # Decoding, which reads codes as well, splits the keys of a few rows. A row's result is not to
     # depend on how many queries other sequences have: then all of them are served as before.
     rows = call.lengths.max_seqlen_q * (call.q.shape[-2] // call.k.shape[-2])
     if call.batch_invariant or rows <= _DECODED_ROWS:
-        return False
-    # Pages are not copied. Those of other sizes, or whose rows have no numbers, have no kernel.
-    return all(
+        return "leave pages to decode where a KV head has few rows, or the batch must not matter"
+    # Pages are not copied.
+    if all(
         _is_aligned(x) and x.shape[1] % _PAGE_ROWS == 0 and _has_numbered_rows(x)
         for x in (call.k, call.v)
-    )
+    ):
+        return ""
+    return f"take pages of a multiple of {_PAGE_ROWS} rows, at multiples of {_BYTES} bytes"
 
 
 def is_hopper(device: torch.device) -> bool:

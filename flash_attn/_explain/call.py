@@ -9,10 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
-from flash_attn._explain import explain
-from flash_attn._explanation import Explanation
 from flash_attn.api import checks, checks_kvcache, checks_latent
 from flash_attn.call import Cache, pick
+
+from .explain import explain
+from .explanation import Explanation
 
 
 def explain_call(

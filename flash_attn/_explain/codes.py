@@ -1,0 +1,78 @@
+"""How ``explain`` sees a call on codes of q, k and v: which of two ways it takes on a GPU."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flash_attn.api import checks_fp8
+from flash_attn.api.checks_fp8 import OfCodes
+from flash_attn.call import FP8, CodedForward, Keys, Lengths, Options, Scoring
+from flash_attn.dispatch import fp8
+
+from . import gpus
+
+
+class Contents(IntEnum):
+    """What keys are, as csrc/api/module.cpp counts it."""
+
+    NUMBERS = 0  # of the queries' dtype
+    CODES = 1  # of 8 bits, beside queries of 16
+    CODES_OF_ROWS = 2  # with descales of rows
+    LATENT = 3  # rows of a latent cache, beside a qv
+    PRODUCTS = 4  # codes that are multiplied with those of queries as they are
+
+
+_SCORING = Scoring(0.0, 1.0, False, -1, -1, 0.0, None, None)  # does not decide
+
+
+class Way(NamedTuple):
+    """What becomes of codes on a GPU."""
+
+    dtype: torch.dtype  # of the queries that a kernel gets
+    contents: Contents
+    why_no_products: str  # empty: codes are multiplied as they are
+
+    @property
+    def converted(self) -> str:
+        """The dtype that codes become; empty: none."""
+        return "" if self.dtype is FP8 else str(self.dtype).removeprefix("torch.")
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (f"as {self.converted}",) if self.converted else ("fp8 products",)
+
+    @property
+    def rejected(self) -> tuple[tuple[str, str], ...]:
+        why = self.why_no_products
+        return (("kernels of fp8 products", why),) if why else ()
+
+    @property
+    def slow(self) -> tuple[str, ...]:
+        what = "q" if self.contents is Contents.CODES else "q, k and v"
+        return (f"each call converts {what} to {self.converted}",) if self.converted else ()
+
+
+def way_of(
+    q: Tensor, k: Tensor, v: Tensor, options: Options, given: OfCodes, lengths: Lengths | None,
+    block_table: Tensor | None, batch_invariant: bool, gpu: str | None,
+) -> Way:  # fmt: skip
+    """Raises what the call would for its options and descales."""
+    keys = Keys(block_table)
+    checks_fp8.options(options, keys, (q, k, v, None))
+    checks_fp8.all_descales(given, q, k, v, q.shape[0] if lengths is None else lengths.batch)
+    fp16_out = checks_fp8.fp16_out(given.out_dtype)
+    call = CodedForward(q, k, v, _SCORING, lengths, keys, batch_invariant, fp16_out=fp16_out)
+    why = "serve calls with fp8_products=True"
+    if given.fp8_products:
+        hopper = fp8.is_hopper(q.device) if gpu is None else gpus.GPUS[gpu].sm == 90
+        why = fp8.why_no_products(call, hopper)
+    if not why:
+        return Way(FP8, Contents.PRODUCTS, "")
+    if block_table is not None:
+        return Way(call.dtype, Contents.CODES, why)
+    by_tensors = any(isinstance(x, Tensor) for x in (given.q_descale, given.k_descale))
+    return Way(torch.bfloat16 if by_tensors else call.dtype, Contents.NUMBERS, why)
