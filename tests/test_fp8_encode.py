@@ -12,7 +12,7 @@ from torch.library import opcheck
 
 from flash_attn.call import FP8
 from flash_attn.cpu.encode import make_codes as on_torch
-from flash_attn.dispatch.encode import Codes, make_codes
+from flash_attn.dispatch.encode import Codes, make_codes, make_query_codes
 
 
 def inputs(device, b=2, sq=70, sk=600, h=6, hk=2, d=64, dv=64, dtype=BF16) -> tuple[Tensor, ...]:
@@ -136,6 +136,35 @@ def test_repeatable(device):
     for a, b in zip(make_codes(*x, True), make_codes(*x, True)):
         assert torch.equal(a.view(torch.uint8) if a.dtype is FP8 else a,
                            b.view(torch.uint8) if b.dtype is FP8 else b)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("longest", [600, 1000])
+def test_varlen_queries(longest, dtype, device):
+    """Each sequence gets what it gets alone. One is empty, one has several slices."""
+    lengths = (600, 0, 1, 70)
+    gen = torch.Generator().manual_seed(5)
+    total = sum(lengths) + 5  # the last ones are of no sequence
+    q = (torch.randn(total, 6, 128, generator=gen) * torch.rand(total, 1, 1, generator=gen)).to(
+        device, dtype
+    )
+    q[sum(lengths) :] = math.nan
+    q = q.transpose(0, 1).contiguous().transpose(0, 1)
+    ends = torch.tensor([0, *lengths]).cumsum(0).int().to(device)
+    codes, descale = make_query_codes(q, ends, longest, 2)
+    assert codes.is_contiguous()
+    assert (codes.shape, codes.dtype, descale.shape) == (q.shape, FP8, (4, 2))
+    for number, own in enumerate(q[: sum(lengths)].split(lengths)):
+        alone = on_torch(own[None].cpu(), own[None, :, :2].cpu(), own[None, :, :2].cpu(), False)
+        rows = slice(int(ends[number]), int(ends[number + 1]))
+        assert torch.equal(codes[rows].cpu().float(), alone[0][0].float())
+        assert torch.equal(descale[number].cpu(), alone[3][0])
+
+
+def test_opcheck_of_queries(device):
+    q = torch.randn(9, 4, 64).to(device, BF16)
+    ends = torch.tensor([0, 4, 9], dtype=torch.int32, device=device)
+    opcheck(torch.ops.flash_attn._make_query_codes.default, (q, ends, 5, 2))
 
 
 def test_opcheck(device):

@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 from cases import BF16, Case
-from coded_cases import HK, B, D, H, S, call_of, dense_of, make_coded, packed_of, pages_of
+from coded_cases import (
+    HK,
+    B,
+    D,
+    H,
+    S,
+    call_of,
+    dense_of,
+    make_coded,
+    pack_coded,
+    packed_of,
+    pages_of,
+)
 from compare import assert_bitwise
 from fp8_cases import FP8, codes
 from reference import attention_ref
@@ -15,7 +27,8 @@ from torch._subclasses import FakeTensorMode
 import flash_attn
 import flash_attn_interface as fa3
 from flash_attn import flash_attn_func, flash_attn_varlen_func
-from flash_attn.dispatch import fp8, run
+from flash_attn.call import Descales, Forward, Keys, Lengths, Scoring
+from flash_attn.dispatch import encode, fp8, run
 from flash_attn.fp8 import attention
 
 CALLS = [(flash_attn_func, dense_of), (flash_attn_varlen_func, packed_of),
@@ -309,6 +322,108 @@ def test_a_kernel_gets_rows_that_it_can_load(ways, monkeypatch):
     ((_, args),) = ways
     assert [x.shape[-1] for x in args[:3]] == [48, 48, 64]
     assert all(x.is_contiguous() for x in args[:3])
+
+
+# --- Queries of 16 bits against pages of codes ----------------------------------------------------
+
+LONG = fp8._DECODED_ROWS * HK // H + 1
+
+
+def chunk(dtype=BF16, longest: int = LONG, **more) -> Forward:
+    inputs = gpu_pages(longest=longest)
+    lengths = Lengths(*(inputs[name] for name in Lengths._fields))
+    scoring = Scoring(0.0, 0.3, True, -1, -1, 0.0, None, None)
+    q = torch.empty(inputs["q"].shape, dtype=dtype, device="cuda")
+    call = Forward(q, inputs["k"], inputs["v"], scoring, lengths, Keys(inputs["block_table"]))
+    return call._replace(**more)
+
+
+@pytest.fixture
+def products(ways, monkeypatch):
+    monkeypatch.setattr(fp8, "has_kernel", True)
+    monkeypatch.setattr(fp8, "is_hopper", lambda device: True)
+    monkeypatch.setattr(encode, "make_query_codes", _query_codes)
+    return ways
+
+
+def _query_codes(q, cu_seqlens_q, max_seqlen_q, heads_kv):
+    return torch.ops.flash_attn._make_query_codes(q, cu_seqlens_q, max_seqlen_q, heads_kv)
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+def test_queries_become_codes(dtype, products):
+    with FakeTensorMode():
+        k_descale = torch.empty(2, HK, device="cuda")
+        descales = Descales(k_descale, None, 1.0, 0.5)
+        coded = fp8.with_codes_of_queries(chunk(dtype, descales=descales))
+        assert (coded.q.dtype, coded.fp16_out) == (FP8, dtype is torch.float16)
+        assert coded.descales.q_descale.shape == (2, HK)
+        assert coded.descales[1:] == (k_descale, None, 1.0, 1.0, 0.5)
+        fp8.forward(coded)
+    assert [way for way, _ in products] == ["_flash_attn_fp8_forward"]
+
+
+def not_rounded() -> dict:
+    """What differs from a call whose queries are rounded."""
+    of_rows = torch.empty(4, 16, HK, device="cuda")
+    scoring = chunk().scoring
+    return {
+        "few rows": {"longest": LONG - 1},
+        "short sequences": {"q": torch.empty(2 * LONG - 4, H, D, dtype=BF16, device="cuda")},
+        "descales of rows": {"descales": Descales(of_rows)},
+        "dropout": {"scoring": scoring._replace(dropout_p=0.1)},
+        "probabilities": {"return_softmax": True},
+        "largest logits": {"return_max_logits": True},
+        "batch invariant": {"batch_invariant": True},
+        "gradient": {"q": chunk().q.requires_grad_()},
+        "left padding": {"keys": chunk().keys._replace(
+            leftpad_k=torch.empty(2, dtype=torch.int32, device="cuda"))},
+    }  # fmt: skip
+
+
+def test_queries_that_stay(products):
+    with FakeTensorMode():
+        for name, change in not_rounded().items():
+            assert fp8.with_codes_of_queries(chunk(**change)) is None, name
+
+
+def test_queries_stay_without_a_kernel(ways, monkeypatch):
+    monkeypatch.setattr(fp8, "is_hopper", lambda device: False)
+    with FakeTensorMode():
+        assert fp8.with_codes_of_queries(chunk()) is None
+
+
+def chunk_of(device) -> tuple[dict, dict]:
+    """A call of two sequences that a kernel takes, and its descales."""
+    x, coded = pack_coded(Case(sq=70, sk=96, h=4, hk=2, d=64), ((70, 40), (96, 60)), "head", device)
+    pages = {name: coded.codes[name].contiguous()[:156] for name in "kv"}
+    table, cu_q, cu_k = (
+        torch.tensor(numbers, dtype=torch.int32, device=device)
+        for numbers in ([[0, 1, 2], [3, 4, 4]], x.cu_q, x.cu_k)
+    )
+    pages = {
+        name: torch.nn.functional.pad(rows, (0, 0, 0, 0, 0, 4)).unflatten(0, (5, 32))
+        for name, rows in pages.items()
+    }
+    call = {
+        "q": x.q, **pages, "block_table": table, "cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k,
+        "max_seqlen_q": 70, "max_seqlen_k": 96, "causal": True,
+    }  # fmt: skip
+    return call, {
+        "k_descale": coded.descales["k_descale"],
+        "v_descale": coded.descales["v_descale"],
+    }
+
+
+def test_a_chunk_against_pages(device):
+    """As near as rounding q, k, v and probabilities lets it be; and its rounding is seen."""
+    call, descales = chunk_of(device)
+    plain = flash_attn_varlen_func(**call, **descales).float()
+    fast = flash_attn_varlen_func(**call, **descales, fp8_products=True).float()
+    error = ((fast - plain).norm() / plain.norm()).item()
+    rounds = fp8._on_gpu(call["q"]) and fp8.has_kernel and fp8.is_hopper(call["q"].device)
+    assert error < 0.06
+    assert (error > 1e-3) == rounds
 
 
 def test_no_gpu_is_no_hopper(monkeypatch):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flash_attn import backend
 from flash_attn.api import checks, checks_fp8, checks_latent
-from flash_attn.call import FP8, Descale, Lengths, MaxLogits, Options, Window
+from flash_attn.call import FP8, Descale, Keys, Lengths, MaxLogits, Options, Window
 
 from . import codes, gpus
 from .cpu import on_cpu
@@ -100,19 +100,26 @@ def explain(
     longest_q = _length(q, cu_seqlens_q, max_seqlen_q)
     runs_on_gpu = gpu is not None or q.device.type == "cuda"
     way = None
+    asked = Options(dropout_p, return_attn_probs=return_attn_probs,
+                    return_max_logits=return_max_logits)  # fmt: skip
+    lengths = None
+    if cu_seqlens_q is not None:
+        lengths = Lengths(cu_seqlens_q, cu_seqlens_k, longest_q, 0)
     if checks_fp8.are_codes(q):
-        asked = Options(dropout_p, return_attn_probs=return_attn_probs,
-                        return_max_logits=return_max_logits)  # fmt: skip
-        lengths = None
-        if cu_seqlens_q is not None:
-            lengths = Lengths(cu_seqlens_q, cu_seqlens_k, longest_q, 0)
         way = codes.way_of(q, k, v, asked, given, lengths, block_table, batch_invariant, gpu)
         contents, notes = way.contents, way.notes
-        if not runs_on_gpu or contents is Contents.PRODUCTS:
-            operation = "_flash_attn_fp8_forward"
     else:
-        checks_fp8.of_cache(given, k, v, q, batch)
+        in_pages = lengths is not None and block_table is not None
+        descales = checks_fp8.of_cache(given, k, v, q, batch, in_pages)
         contents, notes = _contents(k, k_descale, v_descale, qv)
+        if given.fp8_products and runs_on_gpu:
+            keys = Keys(block_table, cache_leftpad)
+            way = codes.way_beside_pages(
+                q, k, v, asked, descales, lengths, keys, batch_invariant, gpu, contents
+            )
+            contents, notes = way.contents, notes + way.notes
+    if way is not None and (contents is Contents.PRODUCTS or not runs_on_gpu):
+        operation = "_flash_attn_fp8_forward"
     problem = Problem(
         operation=operation.replace("forward", "backward") if backward else operation,
         q=q, k=k, v=v, causal=causal, window_size=checks.window(window_size),

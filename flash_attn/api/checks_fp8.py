@@ -58,17 +58,23 @@ def are_codes(q: Any) -> bool:
     return isinstance(q, Tensor) and q.dtype is FP8
 
 
-def of_cache(given: OfCodes, k: Tensor, v: Tensor, q: Tensor, batch: int) -> Descales:
-    """What an operation takes where q is none: a cache may be. The rest is refused."""
+def of_cache(
+    given: OfCodes, k: Tensor, v: Tensor, q: Tensor, batch: int, in_pages: bool = False
+) -> Descales:
+    """What an operation takes where q is none: a cache may be. The rest is refused. in_pages: k and
+    v are pages of a varlen call, whose queries may be rounded to codes."""
+    rounds_queries = in_pages and k.dtype is FP8
     asked = {
         "q_descale": given.q_descale, "out_dtype": given.out_dtype,
-        "fp8_products": given.fp8_products or None,
+        "fp8_products": (given.fp8_products and not rounds_queries) or None,
     }  # fmt: skip
     for name, x in asked.items():
         if x is not None:
             got = "one" if isinstance(x, Tensor) else x
+            also = ", or pages of them" * (name == "fp8_products")
             raise ValueError(
                 f"{name}: got {got} with a q of {q.dtype}; it is for codes, q, k and v of {FP8}"
+                + also
             )
     return descales(given.k_descale, given.v_descale, k, v, q, batch)
 

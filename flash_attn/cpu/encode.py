@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import torch
 from torch import Tensor
 
+from flash_attn.call import FP8
 from flash_attn.utils.kv_quantization import quantize_kv
 
 
@@ -17,3 +21,19 @@ def make_codes(q: Tensor, k: Tensor, v: Tensor, smooth_k: bool) -> tuple[Tensor,
     groups = q.unflatten(2, (k.shape[2], -1)).flatten(3)  # (b, sq, hk, group * d)
     q_codes, _, q_descale, _ = quantize_kv(groups, groups[:, :0])
     return q_codes.view(q.shape), k_codes, v_codes, q_descale, k_descale, v_descale, mean
+
+
+def make_query_codes(
+    q: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int, heads_kv: int
+) -> tuple[Tensor, Tensor]:
+    """As flash_attn.dispatch.encode.make_query_codes."""
+    codes = q.new_zeros(q.shape, dtype=FP8)
+    descales = q.new_ones((cu_seqlens_q.shape[0] - 1, heads_kv), dtype=torch.float32)
+    ends = cu_seqlens_q.tolist()
+    for number, (begin, end) in enumerate(pairwise(ends)):
+        rows = slice(begin, min(end, begin + max_seqlen_q))
+        groups = q[rows].unflatten(1, (heads_kv, -1)).flatten(2)[None]  # (1, sq, hk, group * d)
+        own, _, descale, _ = quantize_kv(groups, groups[:, :0])
+        codes[rows] = own[0].view(q[rows].shape)
+        descales[number] = descale[0]
+    return codes, descales

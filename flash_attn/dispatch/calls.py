@@ -163,7 +163,7 @@ def _attend(
     descales = checks_fp8.NO_DESCALES
     if given is not NO_CODES:
         batch = q.shape[0] if lengths is None else lengths.batch
-        descales = checks_fp8.of_cache(given, k, v, q, batch)
+        descales = checks_fp8.of_cache(given, k, v, q, batch, keys.block_table is not None)
     if backend.LOG:
         packed = {} if lengths is None else lengths._asdict()
         _log(q, k, v, options, block_table=keys.block_table, **packed)
@@ -182,7 +182,10 @@ def _attend(
         return_max_logits=options.return_max_logits is not False,
         max_logits_of_heads=options.return_max_logits is True, descales=descales,
     )  # fmt: skip
-    out, lse, score_output, _ = forward(call)
+    coded = fp8.with_codes_of_queries(call) if given.fp8_products else None
+    out, lse, score_output, _ = (
+        forward(call) if coded is None else (*fp8.forward(coded), None, None)
+    )
     if head_dim_v is not None:
         out = out.narrow(-1, 0, head_dim_v)
     if options.return_attn_probs:

@@ -1,4 +1,4 @@
-"""The operation that makes codes of q, k and v: schema, and what serves a call."""
+"""The operations that make codes of q, k and v, or of queries: schemas, and what serves a call."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from flash_attn import backend
 from flash_attn.call import FP8
 from flash_attn.cpu.encode import make_codes as on_torch
+from flash_attn.cpu.encode import make_query_codes as queries_on_torch
 from flash_attn.dispatch import (
     direct,
     ops,  # noqa: F401  loads the compiled library
@@ -17,23 +18,29 @@ from flash_attn.dispatch import (
 )
 from flash_attn.dispatch.define import defined
 
-__all__ = ["Codes", "make_codes"]
+__all__ = ["Codes", "make_codes", "make_query_codes"]
 
-_NAME = "_make_codes"
+_NAME, _OF_QUERIES = "_make_codes", "_make_query_codes"
 SCHEMAS = {
     _NAME: (
         "(Tensor q, Tensor k, Tensor v, bool smooth_k) -> (Tensor q_codes, Tensor k_codes, "
         "Tensor v_codes, Tensor q_descale, Tensor k_descale, Tensor v_descale, Tensor k_mean)"
-    )
+    ),
+    _OF_QUERIES: (
+        "(Tensor q, Tensor cu_seqlens_q, SymInt max_seqlen_q, SymInt heads_kv) "
+        "-> (Tensor q_codes, Tensor q_descale)"
+    ),
 }
-CPU = {_NAME: on_torch}
+CPU = {_NAME: on_torch, _OF_QUERIES: queries_on_torch}
 #: What the kernel moves at a time; csrc/passes/encode.
 _COLUMNS, _MOST_COLUMNS, _BYTES = 16, 256, 16
 _KERNEL_DTYPES = frozenset({torch.bfloat16, torch.float16})
 
 _library = defined(SCHEMAS)
-_library.impl(_NAME, on_torch, "CPU")
+for _name, _on_torch in CPU.items():
+    _library.impl(_name, _on_torch, "CPU")
 _operation = torch.ops.flash_attn._make_codes.default
+_of_queries = torch.ops.flash_attn._make_query_codes.default
 
 
 class Codes(NamedTuple):
@@ -59,13 +66,23 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, smooth_k: bool) -> tuple[Tensor, ...]
     return *codes, *descales, mean
 
 
+def _fake_of_queries(
+    q: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int, heads_kv: int
+) -> tuple[Tensor, Tensor]:
+    codes = torch.empty_like(q, dtype=FP8, memory_format=torch.contiguous_format)
+    return codes, q.new_empty((cu_seqlens_q.shape[0] - 1, heads_kv), dtype=torch.float32)
+
+
 torch.library.register_fake(f"flash_attn::{_NAME}", _fake, lib=_library)
+torch.library.register_fake(f"flash_attn::{_OF_QUERIES}", _fake_of_queries, lib=_library)
 _is_compiled: bool = torch._C._dispatch_has_kernel_for_dispatch_key(f"flash_attn::{_NAME}", "CUDA")
 if not _is_compiled:
-    _library.impl(_NAME, on_torch, "CUDA")
+    for _name, _on_torch in CPU.items():
+        _library.impl(_name, _on_torch, "CUDA")
 # Asked once, because a compiler cannot follow what asks the library.
 _serves: bool = _is_compiled and not backend.cuda_problem()
 direct.register(_operation)
+direct.register(_of_queries)
 
 
 def make_codes(q: Tensor, k: Tensor, v: Tensor, smooth_k: bool) -> Codes:
@@ -74,21 +91,33 @@ def make_codes(q: Tensor, k: Tensor, v: Tensor, smooth_k: bool) -> Codes:
     q (b, sq, h, d), k (b, sk, hk, d), v (b, sk, hk, dv): one dtype and device. smooth_k: take the
     mean off the keys.
     """
-    if on_gpu(q) and all(_kernel_takes(x) for x in (q, k, v)):
+    if on_gpu(q) and all(kernel_takes(x) for x in (q, k, v)):
         return Codes(*run.without_gradient(_operation, q, k, v, smooth_k))
     with torch.no_grad():
         return Codes(*on_torch(q, k, v, smooth_k))
+
+
+def make_query_codes(
+    q: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int, heads_kv: int
+) -> tuple[Tensor, Tensor]:
+    """Codes of varlen queries (total_q, h, d), and a descale for each sequence and KV head,
+    (b, heads_kv): its largest number becomes the largest code. Rows of no sequence get any codes.
+    """
+    if on_gpu(q) and kernel_takes(q):
+        return run.without_gradient(_of_queries, q, cu_seqlens_q, max_seqlen_q, heads_kv)
+    with torch.no_grad():
+        return queries_on_torch(q, cu_seqlens_q, max_seqlen_q, heads_kv)
 
 
 def on_gpu(q: Tensor) -> bool:
     return q.is_cuda and _serves
 
 
-def _kernel_takes(x: Tensor) -> bool:
+def kernel_takes(x: Tensor) -> bool:
     columns = x.shape[-1]
     if x.dtype not in _KERNEL_DTYPES or columns % _COLUMNS or columns > _MOST_COLUMNS:
         return False
-    if x.stride(-1) != 1 or any(n > 1 and s % 8 for n, s in zip(x.shape[:3], x.stride())):
+    if x.stride(-1) != 1 or any(n > 1 and s % 8 for n, s in zip(x.shape[:-1], x.stride())):
         return False
     if torch.compiler.is_compiling():  # which knows of no offset; the operation refuses odd ones
         return True

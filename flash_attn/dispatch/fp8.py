@@ -18,8 +18,8 @@ from torch import Tensor
 
 from flash_attn import backend
 from flash_attn.api.checks import MAX_HEAD_DIM_OF_CODES
-from flash_attn.call import CodedForward, Scoring, named
-from flash_attn.dispatch import content_checks, direct, ops, run
+from flash_attn.call import FP8, AllDescales, CodedForward, Forward, Scoring, named
+from flash_attn.dispatch import content_checks, direct, encode, ops, run
 from flash_attn.dispatch.define import defined
 
 __all__ = ["forward"]
@@ -102,6 +102,43 @@ def forward(call: CodedForward) -> tuple[Tensor, Tensor]:
     return run.without_gradient(_operation, *call._replace(q=q, k=k, v=v).in_order())
 
 
+def with_codes_of_queries(call: Forward) -> CodedForward | None:
+    """A call on queries of 16 bits against pages of codes, with codes of its queries; None: it is
+    to take them as they are."""
+    if not _on_gpu(call.q) or why_no_codes_of_queries(call, is_hopper(call.q.device)):
+        return None
+    lengths = call.lengths
+    q, q_descale = encode.make_query_codes(
+        call.q, lengths.cu_seqlens_q, lengths.max_seqlen_q, call.k.shape[-2]
+    )
+    k_descale, v_descale, k_all, v_all = call.descales
+    return _coded(call)._replace(
+        q=q, descales=AllDescales(q_descale, k_descale, v_descale, 1.0, k_all, v_all)
+    )
+
+
+def why_no_codes_of_queries(call: Forward, hopper: bool) -> str:
+    """Why queries of 16 bits against pages of codes are not rounded; empty: they are."""
+    if any(
+        x is not None and x.dim() == 3 for x in (call.descales.k_descale, call.descales.v_descale)
+    ):
+        return "have no descales of rows"
+    if call.scoring.dropout_p or call.return_softmax or call.return_max_logits:
+        return "have no dropout, probabilities or largest logits"
+    if call.keys.leftpad_k is not None:
+        return "have no left padding"
+    if torch.is_grad_enabled() and call.q.requires_grad:
+        return "have no gradient"
+    return why_no_products(_coded(call), hopper)
+
+
+def _coded(call: Forward) -> CodedForward:
+    return CodedForward(
+        call.q, call.k, call.v, call.scoring, call.lengths, call.keys, call.batch_invariant,
+        call.num_splits, fp16_out=call.q.dtype is torch.float16, fp8_products=True,
+    )  # fmt: skip
+
+
 def _on_gpu(q: Tensor) -> bool:
     return q.is_cuda
 
@@ -116,9 +153,12 @@ def why_no_products(call: CodedForward, hopper: bool) -> str:
         return ""
     # Decoding, which reads codes as well, splits the keys of a few rows. A row's result is not to
     # depend on how many queries other sequences have: then all of them are served as before.
-    rows = call.lengths.max_seqlen_q * (call.q.shape[-2] // call.k.shape[-2])
-    if call.batch_invariant or rows <= _DECODED_ROWS:
+    group = call.q.shape[-2] // call.k.shape[-2]
+    if call.batch_invariant or call.lengths.max_seqlen_q * group <= _DECODED_ROWS:
         return "leave pages to decode where a KV head has few rows, or the batch must not matter"
+    # Queries of 16 bits have another way, in which decode serves the short sequences of a batch.
+    if call.q.dtype is not FP8 and call.q.shape[0] * group <= _DECODED_ROWS * call.lengths.batch:
+        return "leave pages to decode where most sequences have few rows"
     # Pages are not copied.
     if all(
         _is_aligned(x) and x.shape[1] % _PAGE_ROWS == 0 and _has_numbered_rows(x)

@@ -23,13 +23,15 @@ constexpr float kLargestCode = 448.f, kLeastNormal = 1.17549435e-38f;
 template <class Element>
 struct alignas(16) Numbers : cutlass::Array<Element, kChunk> {};
 
-// A slice of the rows of a head, and what of `parts` is its own.
+// A slice of a sequence's rows of a head.
 struct Slice {
   int tensor;
   int batch;
   int head;
-  int number;
-  int64_t part;
+  int number;         // in the sequence
+  int rows;           // of the sequence
+  int64_t first_row;  // of the sequence, in varlen tensors
+  int64_t part;       // where in `parts` its numbers are
 };
 
 FLASH_HD int num_slices(EncodedTensor const& t) {
@@ -57,7 +59,14 @@ __device__ Slice slice_of(EncodeParams const& p, uint32_t block) {
   }
   EncodedTensor const& t = p.tensors[tensor];
   uint32_t const slices = num_slices(t), heads = t.heads, head = block / slices;
-  return {tensor, int(head / heads), int(head % heads), int(block % slices),
+  int const batch = head / heads;
+  int const begin = t.cu_rows ? t.cu_rows[batch] : 0;
+  return {tensor,
+          batch,
+          int(head % heads),
+          int(block % slices),
+          t.cu_rows ? t.cu_rows[batch + 1] - begin : t.rows,
+          begin,
           first_part(p, tensor) + int64_t(block) * numbers_of_slice(t)};
 }
 
@@ -78,7 +87,7 @@ struct Place {
     column = thread % width * kChunk;
     apart = kThreads / width;
     row = first + thread / width;
-    end = column < t.columns ? std::min(first + kEncodedSlice, t.rows) : 0;
+    end = column < t.columns ? std::min(first + kEncodedSlice, slice.rows) : 0;
   }
 };
 
@@ -99,7 +108,8 @@ __device__ Numbers<T> numbers_from(T const* from) {
 // which the compiler cannot arrange where `use` writes memory.
 template <class Element, int kAtOnce, class Use>
 __device__ void for_rows(EncodedTensor const& t, Slice const& s, Place const& at, Use use) {
-  auto const* const x = static_cast<Element const*>(t.x.ptr) + t.x.offset(s.batch, 0, s.head);
+  auto const* const x =
+      static_cast<Element const*>(t.x.ptr) + t.x.offset(s.batch, s.first_row, s.head);
 #pragma unroll 1
   for (int first = at.row; first < at.end; first += kAtOnce * at.apart) {
     Numbers<Element> numbers[kAtOnce];
@@ -335,7 +345,8 @@ __global__ void __launch_bounds__(kThreads) encode_kernel(__grid_constant__ Enco
   if (t.mean && at.row < at.end) {
     mean = numbers_from(t.mean + (int64_t(s.batch) * t.heads + s.head) * t.columns + at.column);
   }
-  auto* const codes = static_cast<char*>(t.codes.ptr) + t.codes.offset(s.batch, 0, s.head);
+  auto* const codes =
+      static_cast<char*>(t.codes.ptr) + t.codes.offset(s.batch, s.first_row, s.head);
   for_rows<Element, 2>(t, s, at, [&](int row, Numbers<Element> const& numbers) {
     Numbers<float> x;
 #pragma unroll
@@ -349,8 +360,8 @@ __global__ void __launch_bounds__(kThreads) encode_kernel(__grid_constant__ Enco
 
 int64_t num_slices(EncodeParams const& p) {
   int64_t slices = 0;
-  for (EncodedTensor const& t : p.tensors) {
-    slices += num_slices(p, t);
+  for (int i = 0; i < p.count; ++i) {
+    slices += num_slices(p, p.tensors[i]);
   }
   return slices;
 }
@@ -359,14 +370,14 @@ template <class Element>
 void launch_of(EncodeParams const& p, LaunchContext const& launch) {
   constexpr int kSmemBytes = kWarps * 3 * kMostEncodedColumns * sizeof(float);
   launch_kernel<look_kernel<Element>>(launch, {num_slices(p), kThreads, kSmemBytes}, p);
-  launch_kernel<choose_kernel>(launch, {3 * int64_t(p.batch) * p.heads_kv, kThreads, 64}, p);
+  launch_kernel<choose_kernel>(launch, {int64_t(p.count) * p.batch * p.heads_kv, kThreads, 64}, p);
   launch_kernel<encode_kernel<Element>>(launch, {num_slices(p), kThreads, 0}, p);
 }
 
 }  // namespace flash::encode
 
 int64_t flash::numbers_of_parts(EncodeParams const& params) {
-  return encode::first_part(params, 3);
+  return encode::first_part(params, params.count);
 }
 
 void flash::launch_encode(EncodeParams const& params, char const* dtype,

@@ -6,11 +6,12 @@ namespace flash {
 
 // A tensor of which codes (e4m3) are made. Element types are erased here.
 struct EncodedTensor {
-  TensorView<const void> x;  // [b, s, h, d]
+  TensorView<const void> x;  // [b, s, h, d], or varlen [total, h, d]
   TensorView<void> codes;    // like x
   float* descales;           // [b, heads_kv]
   float* mean;               // [b, h, d] of the rows, which is taken off them; null: nothing is
-  int rows;
+  int const* cu_rows;        // [b + 1] of varlen, which has no mean; else null
+  int rows;                  // s, or of the longest sequence
   int heads;
   int columns;  // a multiple of 16, at most kMostEncodedColumns
 };
@@ -20,7 +21,8 @@ constexpr int kMostEncodedColumns = 256;
 constexpr int kEncodedSlice = 512;
 
 struct EncodeParams {
-  EncodedTensor tensors[3];  // q, k, v
+  EncodedTensor tensors[3];  // q, k, v, or q alone
+  int count;                 // of tensors
   // What slices of rows leave, tensor after tensor, [b, h, slices]: their largest number, or for a
   // tensor with a mean [3, columns]: sum, least and largest of each column.
   float* parts;
