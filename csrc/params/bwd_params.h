@@ -25,9 +25,9 @@ constexpr bool has_row_split(int head_dim, int head_dim_v, bool plain) {
   return plain && head_dim == head_dim_v && head_dim != 96;
 }
 
-// The last tiles of a backward are cut into row splits so that few tiles fill a GPU. Each split has
-// some of the row blocks that see the tile's keys, and a slot in the workspace for its sums of dK
-// and dV.
+// Tiles of a backward are cut into row splits so that few tiles fill a GPU. Each split has some of
+// the row blocks that see the tile's keys, and a slot in the workspace for its sums of dK and dV.
+// A plan cuts all tiles; tests cut only the last ones, to have both kinds in a launch.
 struct RowSplit {
   int tiles = 0;           // tiles that are cut
   int whole = 0x7fffffff;  // whole tiles before them
