@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from flash_attn.linear import (
     _delta_step,
@@ -13,6 +14,8 @@ from flash_attn.linear import (
     recurrent_gated_delta_rule_step,
 )
 from tests.linear.delta_rounding import Case, check
+from tests.linear.launches import check_graph_of_lengths, check_one_kernel_and_graph, launched
+from tests.linear.steps import check_neighbours, drawn
 
 BF16, FP16 = torch.bfloat16, torch.float16
 EDGES = (0, 0, 130, 131, 131, 389, 390)
@@ -23,15 +26,6 @@ def prompt(cuda: str, case: Case) -> list[torch.Tensor]:
     """q, k, v, g and beta"""
     exact = case.inputs()
     return [exact[n].to(cuda, case.dtype if n in "qkv" else torch.float32) for n in NAMES]
-
-
-def launched(call) -> list[str]:
-    """The kernels of a call, by name."""
-    call()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-        call()
-        torch.cuda.synchronize()
-    return [event.name for event in profiled.events()]
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
@@ -99,17 +93,8 @@ def test_a_prompt_is_two_kernels_and_repeats_to_the_bit(K, cuda):
 def test_captured_with_lengths_that_change(cuda):
     q, k, v, g, beta = prompt(cuda, Case(64, 64, 300, dtype=FP16))
     edges = torch.tensor([0, 40, 300], dtype=torch.int32, device=cuda)
-    scan = torch.ops.flash_attn.delta_forward
     arguments = q, k, v, g, beta, None, edges, 0.2, False, True, False
-    scan(*arguments)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = scan(*arguments)
-    for middle in (100, 250):
-        edges[1] = middle
-        graph.replay()
-        for got, want in zip(found, scan(*arguments), strict=True):
-            assert torch.equal(got, want)
+    check_graph_of_lengths(torch.ops.flash_attn.delta_forward, arguments, edges)
 
 
 def test_lengths_that_lie(cuda):
@@ -123,11 +108,8 @@ def test_lengths_that_lie(cuda):
 
 def a_step(cuda: str, rows: int, K: int, V: int, dtype: torch.dtype, v_first: bool) -> list:
     """q, k, v, g, beta, states of twice as many slots, and the rows' slots."""
-    q, k = (torch.randn(rows, 2, K, device=cuda).to(dtype) for _ in range(2))
-    v, g = torch.randn(rows, 16, V, device=cuda).to(dtype), -torch.rand(rows, 16, device=cuda)
-    state = torch.randn(2 * rows, 16, *((V, K) if v_first else (K, V)), device=cuda)
-    slots = torch.randperm(2 * rows, device=cuda)[:rows].int()
-    return [q, k, v, g, torch.randn_like(g), state, slots]
+    *given, state, slots = drawn(cuda, rows, K, V, dtype, v_first)
+    return [*given, torch.randn(rows, 16, device=cuda), state, slots]
 
 
 @pytest.mark.parametrize("v_first", [False, True])
@@ -160,34 +142,15 @@ def test_step(rows, K, V, dtype, v_first, cuda):
 @pytest.mark.parametrize("v_first", [False, True])
 @pytest.mark.parametrize(("K", "V"), [(16, 32), (128, 128), (256, 48), (33, 7)])
 def test_a_step_has_the_same_bits_in_any_batch(K, V, v_first, cuda):
-    *inputs, state, slots = a_step(cuda, 64, K, V, BF16, v_first)
-    found = []
-    for rows in (slice(0, 64), slice(0, 64), slice(5, 6)):
-        cache, own = state.clone(), [x[rows] for x in inputs]
-        o = recurrent_gated_delta_rule_step(*own, cache, slots[rows], state_v_first=v_first)
-        found.append((o, cache))
-    (o, cache), (same, same_cache), (alone, alone_cache) = found
-    assert torch.equal(o, same)
-    assert torch.equal(cache, same_cache)
-    assert torch.equal(o[5:6], alone)
-    assert torch.equal(cache[slots[5]], alone_cache[slots[5]])
+    *given, state, slots = a_step(cuda, 64, K, V, BF16, v_first)
+    step = functools.partial(recurrent_gated_delta_rule_step, state_v_first=v_first)
+    check_neighbours(step, given, state, slots, row=5)
 
 
 def test_a_step_is_one_kernel_and_captured(cuda):
-    *inputs, state, slots = a_step(cuda, 8, 64, 128, BF16, False)
+    *given, state, slots = a_step(cuda, 8, 64, 128, BF16, False)
     step = torch.ops.flash_attn.delta_step
-    cache = state.clone()
-    names = launched(lambda: step(*inputs, cache, slots, 0.3, True, 1.0))
-    assert sum("delta_step_kernel" in name for name in names) == 1
-    assert not any("elementwise" in name or "index" in name for name in names)
-    other, graph = state.clone(), torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        o = step(*inputs, state, slots, 0.3, True, 1.0)
-    for first in (3, -1):
-        slots[0] = first
-        graph.replay()
-        assert torch.equal(o, step(*inputs, other, slots, 0.3, True, 1.0))
-        assert torch.equal(state, other)
+    check_one_kernel_and_graph(step, "delta_step_kernel", given, state, slots, 0.3, True, 1.0)
 
 
 def test_steps_continue_a_prompt(cuda):

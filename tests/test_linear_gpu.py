@@ -16,7 +16,9 @@ from flash_attn.linear import (
     recurrent_step,
 )
 from tests.linear.cases import Backend, Case, check
+from tests.linear.launches import check_graph_of_lengths, check_one_kernel_and_graph, launched
 from tests.linear.rounding import check_results
+from tests.linear.steps import check_neighbours, drawn
 
 BF16, FP16 = torch.bfloat16, torch.float16
 EDGES = (0, 0, 130, 131, 131, 899, 900)
@@ -96,11 +98,7 @@ def test_calls_run_our_kernels(K, cuda):
         lambda: chunk_scan(q, k, v),
         lambda: chunk_gla(q, k, v, vectors),
     ):
-        call()
-        with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-            call()
-            torch.cuda.synchronize()
-        names = " ".join(event.name for event in profiled.events())
+        names = " ".join(launched(call))
         # Of one segment: nothing comes before.
         assert "linear::walk_outputs_kernel" in names or "linear::vector_outputs_kernel" in names
         assert "gemm" not in names
@@ -196,25 +194,8 @@ def test_graph(cuda):
     q, k, v = inputs(cuda, 1, 400, 2, 32)
     g = -torch.rand(1, 400, 2, device=cuda)
     edges = torch.tensor([0, 100, 400], dtype=torch.int32, device=cuda)
-    scan = torch.ops.flash_attn.linear_forward
     arguments = q, k, v, g, None, edges, 0.2, True, False
-    scan(*arguments)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = scan(*arguments)
-    for middle in (100, 250):
-        edges[1] = middle
-        graph.replay()
-        for got, want in zip(found, scan(*arguments), strict=True):
-            assert torch.equal(got, want)
-
-
-def a_step(cuda: str, rows: int, K: int, V: int, dtype: torch.dtype, v_first: bool) -> list:
-    """q, k, v, g, states of twice as many slots, and the rows' slots."""
-    q, k = (torch.randn(rows, 2, K, device=cuda).to(dtype) for _ in range(2))
-    v, g = torch.randn(rows, 16, V, device=cuda).to(dtype), -torch.rand(rows, 16, K, device=cuda)
-    state = torch.randn(2 * rows, 16, *((V, K) if v_first else (K, V)), device=cuda)
-    return [q, k, v, g, state, torch.randperm(2 * rows, device=cuda)[:rows].int()]
+    check_graph_of_lengths(torch.ops.flash_attn.linear_forward, arguments, edges)
 
 
 @pytest.mark.parametrize("v_first", [False, True])
@@ -224,7 +205,7 @@ def a_step(cuda: str, rows: int, K: int, V: int, dtype: torch.dtype, v_first: bo
 )
 @pytest.mark.parametrize("rows", [1, 37])
 def test_step(rows, K, V, dtype, v_first, cuda):
-    q, k, v, g, state, slots = a_step(cuda, rows, K, V, dtype, v_first)
+    q, k, v, g, state, slots = drawn(cuda, rows, K, V, dtype, v_first, K)
     slots[rows // 2 + 1 :: 3] = -1
     for gate in (None, g[0, :, 0].contiguous(), g[..., 0].contiguous(), g, g.to(dtype)):
         other = state.double()
@@ -240,34 +221,11 @@ def test_step(rows, K, V, dtype, v_first, cuda):
 @pytest.mark.parametrize("v_first", [False, True])
 @pytest.mark.parametrize(("K", "V"), [(16, 32), (128, 128), (300, 48), (33, 7)])
 def test_a_step_has_the_same_bits_in_any_batch(K, V, v_first, cuda):
-    q, k, v, g, state, slots = a_step(cuda, 64, K, V, BF16, v_first)
-    found = []
-    for rows in (slice(0, 64), slice(0, 64), slice(5, 6)):
-        cache, own = state.clone(), [x[rows] for x in (q, k, v, g)]
-        o = recurrent_step(*own, cache, slots[rows], 0.3, v_first)
-        found.append((o, cache))
-    (o, cache), (same, same_cache), (alone, alone_cache) = found
-    assert torch.equal(o, same)
-    assert torch.equal(cache, same_cache)
-    assert torch.equal(o[5:6], alone)
-    assert torch.equal(cache[slots[5]], alone_cache[slots[5]])
+    *given, state, slots = drawn(cuda, 64, K, V, BF16, v_first, K)
+    check_neighbours(lambda *args: recurrent_step(*args, 0.3, v_first), given, state, slots, row=5)
 
 
 def test_a_step_is_one_kernel_and_captured(cuda):
-    q, k, v, g, state, slots = a_step(cuda, 8, 64, 128, BF16, False)
+    *given, state, slots = drawn(cuda, 8, 64, 128, BF16, False, 64)
     step = torch.ops.flash_attn.linear_step
-    step(q, k, v, g, state.clone(), slots, 0.3)
-    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-        step(q, k, v, g, state, slots, 0.3)
-        torch.cuda.synchronize()
-    names = [event.name for event in profiled.events()]
-    assert sum("step_kernel" in name for name in names) == 1
-    assert not any("elementwise" in name or "index" in name for name in names)
-    other, graph = state.clone(), torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        o = step(q, k, v, g, state, slots, 0.3)
-    for first in (3, -1):
-        slots[0] = first
-        graph.replay()
-        assert torch.equal(o, step(q, k, v, g, other, slots, 0.3))
-        assert torch.equal(state, other)
+    check_one_kernel_and_graph(step, "step_kernel", given, state, slots, 0.3)

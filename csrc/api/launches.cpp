@@ -27,17 +27,8 @@ Variant const& forward_variant(Tensor const& q, FwdParams const& p) {
 
 // The plan has found a row of one dtype, and the table has the same rows for both.
 Variant const& decode_variant(Tensor const& q, FwdParams const& p) {
-  DeviceInfo const& device = current_device();
   bool const full = p.scores.has_score_mods() || p.odd.any();
-  return select({.direction = decode_direction(p),
-                 .dtype = dtype_name(q, "q"),
-                 .head_dim = p.head_dim,
-                 .head_dim_v = p.head_dim_v,
-                 .full_scores = full,
-                 .sm = device.sm,
-                 .smem_per_block = device.smem_per_block,
-                 .pages = key_layout(p),
-                 .cached_bits = bits_of_keys(p)});
+  return select(request_of(p, decode_direction(p), dtype_name(q, "q"), full, current_device()));
 }
 
 }  // namespace

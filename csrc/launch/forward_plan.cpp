@@ -27,15 +27,7 @@ plan::ForwardPlan measured(plan::Problem const& problem, plan::Machine const& ma
 
 Variant const* row_of_plan(Direction direction, FwdParams const& p, DeviceInfo const& device,
                            bool full) {
-  return find({.direction = direction,
-               .dtype = "bf16",
-               .head_dim = p.head_dim,
-               .head_dim_v = p.head_dim_v,
-               .full_scores = full,
-               .sm = device.sm,
-               .smem_per_block = device.smem_per_block,
-               .pages = key_layout(p),
-               .cached_bits = bits_of_keys(p)});
+  return find(request_of(p, direction, "bf16", full, device));
 }
 
 plan::Problem problem_of(FwdParams const& p, int64_t num_splits, bool cached) {

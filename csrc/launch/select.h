@@ -57,6 +57,20 @@ struct Request {
   bool operator==(Request const&) const = default;
 };
 
+// For the row that a plan is made for, and the one that decodes.
+inline Request request_of(FwdParams const& p, Direction direction, std::string_view dtype,
+                          bool full_scores, DeviceInfo const& device) {
+  return {.direction = direction,
+          .dtype = dtype,
+          .head_dim = p.head_dim,
+          .head_dim_v = p.head_dim_v,
+          .full_scores = full_scores,
+          .sm = device.sm,
+          .smem_per_block = device.smem_per_block,
+          .pages = key_layout(p),
+          .cached_bits = bits_of_keys(p)};
+}
+
 struct Rejection {
   Variant const* variant;
   std::string why;

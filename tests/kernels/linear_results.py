@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -23,21 +25,46 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops, "empty_state", lambda *args: empty(*args).fill_(torch.nan))
 
 
-def poison_gradients(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Results of the backward as well. Returns tokens of each call of its kernels, as they come."""
+def _taken(monkeypatch: pytest.MonkeyPatch, name: str, look: Callable[..., int]) -> list[int]:
+    """What `look` makes of the arguments of each call of a kernel, before it, as they come."""
     taken: list[int] = []
 
-    def backward(*args):
+    def call(*args):
+        taken.append(look(*args))
+        kernel(*args)
+
+    kernel = getattr(_kernels, name)
+    monkeypatch.setattr(_kernels, name, call)
+    return taken
+
+
+def poison_forward(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
+    """Returns tokens of each call of the forward's kernels, as they come."""
+    poison(monkeypatch)
+    return _taken(monkeypatch, name, lambda q, *_: q.shape[1])
+
+
+def poison_gradients(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Results of the backward as well. Returns tokens of each call of its kernels, as they come."""
+
+    def look(*args) -> int:
         for out in args[9:]:
             if out is not None and args[5] is None:
                 out.fill_(torch.nan)
-        taken.append(args[0].shape[1])
-        kernel(*args)
+        return args[0].shape[1]
 
-    kernel = _kernels.backward
-    monkeypatch.setattr(_kernels, "backward", backward)
     poison(monkeypatch)
-    return taken
+    return _taken(monkeypatch, "backward", look)
+
+
+def poison_step(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
+    """o of a step. Returns rows of each call of its kernel, as they come."""
+
+    def look(*args) -> int:
+        args[-1].fill_(torch.nan)
+        return len(args[0])
+
+    return _taken(monkeypatch, name, look)
 
 
 def check_neighbours(q: Tensor, k: Tensor, v: Tensor, g: Tensor, do: Tensor) -> None:

@@ -9,30 +9,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from flash_attn.linear import _kernels, chunk_gated_delta_rule
+from flash_attn.linear import chunk_gated_delta_rule
 from tests.kernels import library
-from tests.kernels.linear_results import poison
-from tests.linear.cases import packed
+from tests.kernels.linear_results import poison_forward
+from tests.linear.cases import GATES, packed
 from tests.linear.delta_rounding import Case, check
 
 BF16, FP16 = torch.bfloat16, torch.float16
 SMALL_GPU = 120  # 99 KiB of shared memory
-GATES = (0.0, -1e-3, -5.0, -50.0, -torch.inf)
 
 
 @pytest.fixture(autouse=True)
 def calls(monkeypatch) -> list[int]:
     """Tokens of each call of the kernels, whose results begin as NaN."""
-    taken: list[int] = []
-
-    def forward(*args):
-        taken.append(args[0].shape[1])
-        kernel(*args)
-
-    kernel = _kernels.delta_forward
-    monkeypatch.setattr(_kernels, "delta_forward", forward)
-    poison(monkeypatch)
-    return taken
+    return poison_forward(monkeypatch, "delta_forward")
 
 
 @pytest.fixture(params=[80, 90, SMALL_GPU])

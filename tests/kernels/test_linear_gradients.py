@@ -10,7 +10,7 @@ import torch
 from flash_attn.linear import chunk_scan
 from tests.kernels import library
 from tests.kernels.linear_results import check_neighbours, poison_gradients
-from tests.linear.cases import GATES, HEAD_DIMS, Backend, Case, check, packed
+from tests.linear.cases import GATES, HEAD_DIMS, Backend, Case, by_turns, check, packed
 
 BF16, FP16 = torch.bfloat16, torch.float16
 HOST = Backend("cpu", kernels=True)
@@ -28,19 +28,8 @@ def calls(monkeypatch) -> Iterator[list[int]]:
 @pytest.mark.parametrize("T", SEQLENS)
 @pytest.mark.parametrize("K", HEAD_DIMS)
 def test_head_dims_and_lengths(K, T, calls):
-    """V, gates, packing, states, dtypes and kinds of decay take turns."""
     n = len(SEQLENS) * HEAD_DIMS.index(K) + SEQLENS.index(T)
-    V = HEAD_DIMS[(3 * n + n // 8) % 8]
-    if K * V * T > 1 << 21:
-        V = 24
-    edges = packed(T) if n % 3 == 1 else None
-    check(
-        Case(
-            ("scalar", "none", "scalar", "head")[n % 4], K, V, T, GATES[n % 5], H=1 + n % 2, HK=1,
-            cu_seqlens=edges, with_state=n % 7 > 1, v_first=n % 2 == 1, dtype=(BF16, FP16)[n % 2],
-        ),
-        HOST,
-    )  # fmt: skip
+    check(by_turns(n, ("scalar", "none", "scalar", "head")[n % 4], K, T), HOST)
     assert calls == [T]
 
 

@@ -10,7 +10,7 @@ import torch
 from flash_attn.linear import chunk_scan
 from tests.kernels import library
 from tests.kernels.linear_results import check_neighbours, poison_gradients
-from tests.linear.cases import GATES, HEAD_DIMS, Backend, Case, check, packed
+from tests.linear.cases import GATES, Backend, Case, by_turns, check, packed
 
 BF16, FP16 = torch.bfloat16, torch.float16
 HOST = Backend("cpu", kernels=True)
@@ -33,19 +33,7 @@ def gpu(monkeypatch) -> Iterator[None]:
 @pytest.mark.parametrize("T", SEQLENS)
 @pytest.mark.parametrize("K", [1, 7, 16, 20, 32, 60, 100, 128, 200])
 def test_head_dims_and_lengths(K, T, calls):
-    """V, gates, packing, states and dtypes take turns."""
-    n = len(SEQLENS) * K + SEQLENS.index(T)
-    V = HEAD_DIMS[(3 * n + n // 8) % 8]
-    if K * V * T > 1 << 21:
-        V = 24
-    edges = packed(T) if n % 3 == 1 else None
-    check(
-        Case(
-            "vector", K, V, T, GATES[n % 5], H=1 + n % 2, HK=1, cu_seqlens=edges,
-            with_state=n % 7 > 1, v_first=n % 2 == 1, dtype=(BF16, FP16)[n % 2],
-        ),
-        HOST,
-    )  # fmt: skip
+    check(by_turns(len(SEQLENS) * K + SEQLENS.index(T), "vector", K, T), HOST)
     assert calls == [T]
 
 

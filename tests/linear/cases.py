@@ -92,6 +92,16 @@ def packed(T: int) -> tuple[int, ...]:
     return (0, 0, T // 3, T // 3, T - T // 5, T, T)
 
 
+def by_turns(n: int, decay: str, K: int, T: int) -> Case:
+    """Case n of many in 16 bits: V, gates, packing, states and dtypes take turns."""
+    V = HEAD_DIMS[(3 * n + n // 8) % 8]
+    return Case(
+        decay, K, 24 if K * V * T > 1 << 21 else V, T, GATES[n % 5], H=1 + n % 2, HK=1,
+        cu_seqlens=packed(T) if n % 3 == 1 else None, with_state=n % 7 > 1, v_first=n % 2 == 1,
+        dtype=(torch.bfloat16, torch.float16)[n % 2],
+    )  # fmt: skip
+
+
 def brute_force(decay: str, K: int, dtype: torch.dtype) -> Iterator[Case]:
     """Every pair of head dims at every length, of large states at one; the length of those, gates,
     packing and states take turns."""

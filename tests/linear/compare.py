@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 # Half a last digit of a result's own dtype.
-_ROUNDING = {
+HALF_DIGIT = {
     torch.float64: 2.0**-53,
     torch.float32: 2.0**-24,
     torch.float16: 2.0**-11,
@@ -28,14 +28,19 @@ def assert_close(
     magnitude: the same sums, of the absolute values of all their terms: what cancels is allowed
     the error of what it is made of, and no more. lost: of terms that are too small for their dtype.
     """
+    sums = 2.0**-44 if got.dtype == torch.float64 else sums
+    allowed = HALF_DIGIT[got.dtype] * want.abs() + sums * magnitude.abs()
+    hold(name, got, want, allowed + _TINY.get(got.dtype, 1e-32) + lost)
+
+
+def hold(name: str, got: Tensor, want: Tensor, allowed: Tensor) -> None:
+    """``got`` is the float64 ``want``, but for what is allowed of each element."""
     assert got.shape == want.shape, f"{name}: {tuple(got.shape)}, not {tuple(want.shape)}"
     if not want.numel():
         return
+    got = got.double().cpu()
     assert torch.isfinite(got).all(), f"{name}: not finite"
-    sums = 2.0**-44 if got.dtype == torch.float64 else sums
-    allowed = _ROUNDING[got.dtype] * want.abs() + sums * magnitude.abs()
-    allowed = allowed + _TINY.get(got.dtype, 1e-32) + lost
-    share = (got.double().cpu() - want).abs() / allowed
+    share = (got - want).abs() / allowed
     at = int(share.argmax())
     assert share.max() <= 1, (
         f"{name}: {got.flatten()[at].item()}, not {want.flatten()[at].item()}: {share.max():.3g} "

@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flash_attn.linear import chunk_gated_delta_rule
+from tests.linear.compare import HALF_DIGIT, hold
 from tests.linear.reference import delta_rule
 
-_HALF_DIGIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 _OF_STATES = 2.0**-8
 _SUMS = 2.0**-16
 _SMALLEST = {torch.bfloat16: 1e-30, torch.float16: 2.0**-24}  # where digits end
@@ -96,23 +96,9 @@ def check(case: Case, device: str = "cpu", exact: dict[str, Tensor | None] | Non
     rest = [exact[name] for name in ("q", "k", "v", "g", "beta")]
     want = delta_rule(*rest, case.K**-0.5, exact["initial_state"], edges)
     of_o, of_state = errors(case, exact)
-    u, smallest = _HALF_DIGIT[case.dtype], _SMALLEST[case.dtype] * (1 + case.T)
-    hold("o", case, o, want[0], u * want[0].abs() + of_o + smallest)
-    hold("final state", case, state, want[1], of_state + smallest)
-
-
-def hold(name: str, case: Case, got: Tensor, want: Tensor, allowed: Tensor) -> None:
-    assert got.shape == want.shape, f"{case}: {name}: {tuple(got.shape)}, not {tuple(want.shape)}"
-    if not want.numel():
-        return
-    got = got.double().cpu()
-    assert torch.isfinite(got).all(), f"{case}: {name}: not finite"
-    share = (got - want).abs() / allowed
-    at = int(share.argmax())
-    assert share.max() <= 1, (
-        f"{case}: {name}: {share.max():.3g} times the error that is allowed, at {at} of "
-        f"{tuple(got.shape)}"
-    )
+    u, smallest = HALF_DIGIT[case.dtype], _SMALLEST[case.dtype] * (1 + case.T)
+    hold(f"{case}: o", o, want[0], u * want[0].abs() + of_o + smallest)
+    hold(f"{case}: final state", state, want[1], of_state + smallest)
 
 
 def errors(case: Case, x: dict[str, Tensor | None]) -> tuple[Tensor, Tensor]:
@@ -154,7 +140,7 @@ class _Walk:
 
     def chunk(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
         """The error that o [C, V] may have; the state becomes the one after the chunk."""
-        u, scale, S = _HALF_DIGIT[self.case.dtype], self.case.K**-0.5, self.S
+        u, scale, S = HALF_DIGIT[self.case.dtype], self.case.K**-0.5, self.S
         between = torch.eye(len(g)).double()  # decays from a column's token to a row's
         for t in range(1, len(g)):
             between[t, :t] = between[t - 1, :t] * g[t].exp()

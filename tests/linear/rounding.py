@@ -18,9 +18,9 @@ from torch import Tensor
 
 from flash_attn.linear import chunk_scan
 from tests.linear.cases import Case
+from tests.linear.compare import HALF_DIGIT, hold
 from tests.linear.reference import recurrence
 
-_HALF_DIGIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 _STATES = 2.0**-8  # states before chunks are bf16
 _SUMS = 2.0**-17  # of fp32
 _SMALLEST = {torch.bfloat16: 1e-30, torch.float16: 2.0**-25}  # half of what a number may be
@@ -45,13 +45,13 @@ def check_results(
         **given, cu_seqlens=seqlens, output_final_state=True, state_v_first=case.v_first
     )
     state = state.mT if case.v_first else state
-    own = _HALF_DIGIT[case.dtype]
+    own = HALF_DIGIT[case.dtype]
     of_k = own if "g" in exact else 0.0  # without decays k is not rounded
     largest_v = exact["v"].abs().max() if exact["v"].numel() else 0.0
     lost = _SMALLEST[case.dtype] * (case.T * largest_v + 1)
-    _hold("o", case, o, want[0], own * want[0].abs() + max(own, _STATES) * of_o + lost)
+    hold(f"{case}: o", o, want[0], own * want[0].abs() + max(own, _STATES) * of_o + lost)
     lost = lost if "g" in exact else 1e-30
-    _hold("final state", case, state, want[1], (of_k + _SUMS) * of_state + lost)
+    hold(f"{case}: final state", state, want[1], (of_k + _SUMS) * of_state + lost)
 
 
 def _of_terms(
@@ -70,13 +70,3 @@ def _of_terms(
 def _recurrence(case: Case, x: dict[str, Tensor], edges: list[int] | None) -> list[Tensor]:
     tensors = (x["q"], x["k"], x["v"], x.get("g"))
     return list(recurrence(*tensors, case.K**-0.5, x.get("initial_state"), edges))
-
-
-def _hold(name: str, case: Case, got: Tensor, want: Tensor, allowed: Tensor) -> None:
-    assert got.shape == want.shape, f"{case}: {name}: {tuple(got.shape)}, not {tuple(want.shape)}"
-    if not want.numel():
-        return
-    got = got.double().cpu()
-    assert torch.isfinite(got).all(), f"{case}: {name}: not finite"
-    share = (got - want).abs() / allowed
-    assert share.max() <= 1, f"{case}: {name}: {share.max():.3g} times the error that is allowed"

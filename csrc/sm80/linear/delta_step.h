@@ -22,7 +22,9 @@ struct DeltaAlongV {
   static constexpr int kRun = kRun_, kLoads = kLoads_;
   static constexpr int kRows = kLoads, kColumns = kRun;
   static constexpr int kRowLanes = kRowLanes_;
-  static constexpr int kGroupThreads = kLanes * kRowLanes;
+  static constexpr int kGroupThreads = kLanes * kRowLanes, kGroupRows = kLoads * kRowLanes;
+  static constexpr int kTileColumns = kLanes * kRun;
+  static_assert(kGroupRows * flash::linear::kMostStepGroups == flash::linear::kDeltaStepK);
 
   int first_row, row_step, first_column;
 
@@ -60,6 +62,7 @@ struct DeltaAlongK {
   static constexpr int kRun = kRun_, kLoads = kStepLoads;
   static constexpr int kRows = kRun, kColumns = kLoads;
   static constexpr int kGroupThreads = 32;
+  static_assert(32 * kRun * flash::linear::kMostStepGroups >= flash::linear::kDeltaStepK);
 
   int lanes, first_row, first_column, column_step;
 

@@ -133,7 +133,8 @@ struct AlongV {
   using Element = Element_;
   // Neighbouring rows of K. Groups have as many whatever kLanes is, so that it changes no sum.
   static constexpr int kRows = kLanes == 32 ? 1 : 4;
-  static constexpr int kGroupThreads = kLanes * kRows;
+  static constexpr int kGroupThreads = kLanes * kRows, kGroupRows = kStepLoads * kRows;
+  static constexpr int kTileColumns = kLanes * kRun;
 
   // sums [columns]: of the group.
   __device__ static void advance(StepParams const& p, StepGrid const& grid, StateTile const& tile,
