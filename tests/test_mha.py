@@ -329,7 +329,7 @@ def test_parameter_names_of_checkpoints():
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match="embed_dim 10 is not a multiple"):
+    with pytest.raises(ValueError, match="embed_dim: got 10; a multiple"):
         MHA(10, 4)
     with pytest.raises(ValueError, match="num_heads_kv 3"):
         MHA(DIM, 4, num_heads_kv=3)
@@ -370,9 +370,9 @@ def test_x_of_the_wrong_shape_is_named():
     mha = make()
     for bad in (torch.randn(5, DIM), torch.randn(1, 5, DIM + 1), torch.randn(1, 1, 5, DIM)):
         with pytest.raises(
-            ValueError, match=r"x has shape .*; \(batch, seqlen, 64\) is needed; pack"
+            ValueError, match=r"x: got shape .*; \(batch, seqlen, 64\) is needed; pack"
         ):
             mha(bad)
     ends = torch.tensor([0, 5], dtype=torch.int32)
-    with pytest.raises(ValueError, match=r"x has shape \(1, 5, 64\); \(total, 64\) is needed"):
+    with pytest.raises(ValueError, match=r"x: got shape \(1, 5, 64\); \(total, 64\) is needed"):
         mha(torch.randn(1, 5, DIM), cu_seqlens=ends, max_seqlen=5)

@@ -139,8 +139,7 @@ struct Consumer {
     if (unseen < steps) {
       Probabilities p;
       Work<ScoreMods> const work{block, score_mods, steps, acc, p};
-      // With score mods there is one copy of the code, always masked: without limits the mask hides
-      // nothing.
+      // With score mods there is one copy of the code, always masked: a mask may hide nothing.
       if (ScoreMods::kAny || unseen < block.masked_steps) {
         first_step<true>(work, unseen);
       } else {
