@@ -207,8 +207,8 @@ def cross_entropy_loss(
         raise ValueError(f"logits: got shape {tuple(logits.shape)}; (rows, vocab) is needed")
     if labels.shape != logits.shape[:1]:
         raise ValueError(
-            f"labels: got shape {tuple(labels.shape)}; {tuple(logits.shape[:1])}, a number for each "
-            "row of logits, is needed"
+            f"labels: got shape {tuple(labels.shape)}; {tuple(logits.shape[:1])}, a class for "
+            "each row of logits, is needed"
         )
     if labels.is_cpu and type(labels) is Tensor and not torch.compiler.is_compiling():
         shards = 1 if process_group is None else dist.get_world_size(process_group)
