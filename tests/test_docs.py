@@ -14,7 +14,7 @@ from torch.nn import attention
 
 import flash_attn
 from build_tools import feature_matrix, instantiate
-from flash_attn.api import warn
+from flash_attn.api import checks, warn
 
 ROOT = Path(__file__).resolve().parent.parent
 BESIDE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")
@@ -156,6 +156,15 @@ def test_rows_of_the_table_are_counted_as_they_are():
             )
             counted += len(mine)
     assert counted == len(rows)
+
+
+def test_head_dims_that_checks_permit_are_those_of_the_table():
+    rows = feature_matrix.Kernels().variants
+    for family in ("sm80", "sm90"):
+        forwards = [v for v in rows if (v.arch, v.direction) == (family, "fwd")]
+        assert max(v.head_dim for v in forwards) == checks.MAX_HEAD_DIM
+    codes = [v for v in rows if v.direction == "decode" and v.cached_bits == 8]
+    assert max(v.head_dim for v in codes) == checks.MAX_HEAD_DIM_OF_CODES
 
 
 def tiles_of(page):
