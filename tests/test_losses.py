@@ -153,7 +153,7 @@ def test_bad_input():
 def test_labels_are_classes():
     logits = torch.randn(3, VOCAB)
     loss = CrossEntropyLoss()
-    said = r"labels has dtype torch\.float32; a class of each row, int64 or int32, is needed"
+    said = r"labels: got dtype torch\.float32; classes of rows, int64 or int32, are needed"
     for floats in (torch.zeros(3), torch.full((3, VOCAB), 1 / VOCAB)):
         with pytest.raises(ValueError, match=f"{said}; probabilities of classes are not offered"):
             loss(logits, floats)

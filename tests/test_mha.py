@@ -331,7 +331,7 @@ def test_parameter_names_of_checkpoints():
 def test_bad_input():
     with pytest.raises(ValueError, match="embed_dim: got 10; a multiple"):
         MHA(10, 4)
-    with pytest.raises(ValueError, match="num_heads_kv 3"):
+    with pytest.raises(ValueError, match="num_heads_kv, 3, is needed"):
         MHA(DIM, 4, num_heads_kv=3)
     with pytest.raises(ValueError, match="need use_flash_attn"):
         MHA(DIM, 4, use_alibi=True)
@@ -362,7 +362,10 @@ def test_bad_input():
     with torch.no_grad(), pytest.raises(NotImplementedError, match="needs use_flash_attn"):
         make(use_flash_attn=False)(x[:, :1], inference_params=ragged)
     small = InferenceParams(max_seqlen=4, max_batch_size=2)
-    with torch.no_grad(), pytest.raises(ValueError, match="holds 4 tokens"):
+    with (
+        torch.no_grad(),
+        pytest.raises(ValueError, match="inference_params: got room for 4 tokens"),
+    ):
         make(use_flash_attn=False)(x, inference_params=small)
 
 

@@ -330,7 +330,7 @@ def test_bad_input_says_what_and_why():
         apply_rotary_emb_qkv_(torch.randn(1, 3, 6, 16), cos, sin, num_heads_q=3)
     with pytest.raises(ValueError, match="kv: got shape"):
         apply_rotary_emb_kv_(torch.randn(1, 3, 3, 2, 16), cos, sin)
-    with pytest.raises(ValueError, match="come in pairs"):
+    with pytest.raises(ValueError, match="rotate in pairs"):
         RotaryEmbedding(7)
 
 
@@ -372,7 +372,7 @@ def test_arrays_are_no_tensors_in_other_places():
 def test_places_are_integers():
     cos, sin = angle_tables()
     x = torch.randn(1, 3, 1, 16)
-    said = r"seqlen_offsets has dtype torch\.float32; int32 or int64 is needed"
+    said = r"seqlen_offsets: got dtype torch\.float32; int32 or int64 is needed"
     with pytest.raises(ValueError, match=said):
         apply_rotary_emb(x, cos, sin, seqlen_offsets=torch.ones(1))
     with pytest.raises(ValueError, match=r"cu_seqlens: got dtype torch\.float64"):

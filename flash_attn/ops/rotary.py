@@ -35,7 +35,7 @@ def check_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     if 2 * cos.shape[-1] > x.shape[-1]:
         raise ValueError(
             f"cos: got {cos.shape[-1]} columns, which rotate {2 * cos.shape[-1]} channels; at most "
-            f"the {x.shape[-1]} of x are needed"
+            f"x's head dimension of {x.shape[-1]} is needed"
         )
 
 
