@@ -7,10 +7,10 @@ namespace flash::plan {
 namespace {
 
 // The CTAs of a cluster find room together, in one GPC. Where not all clusters do at once, each
-// doubling of their size costs two times. Some multiprocessors have more CTAs than others, which
-// takes this part of what a CTA reads:
+// doubling of their size takes time in two ways. Some multiprocessors have more CTAs than others:
+// this part of what a CTA reads.
 constexpr double kUneven = 0.25;
-// A next cluster waits for room, this part of the time until a next CTA begins.
+// And a next cluster waits for room: this part of the time until a next CTA begins.
 constexpr double kNextCluster = 0.6;
 // Each row block of a sequence beyond the first brings this part of its keys from memory once more:
 // row blocks begin one after the other, and L2 does not keep all that the first one has read.
