@@ -74,12 +74,21 @@ class Kernels:
         if not rows:
             older = OLDER.get(family)
             served = older is not None and self.cell(feature, older) != NO
-            return f"by {older}" if served else NO
+            # Calls against a cache that the plan does not decode run the forward.
+            forward = feature.direction == "decode" and self.has_forward(feature, family)
+            return f"by {older}" + ", or the forward" * forward if served else NO
         dtypes = ", ".join(dict.fromkeys(v.dtype for v in rows))
         d, dv = max((v.head_dim, v.head_dim_v) for v in rows)
         wider = [v for v in self.rows_of(feature, OLDER.get(family)) if v.head_dim > d]
         more = f"; above by {OLDER[family]}" if wider else f"; else {CONVERTED}" * feature.converts
         return f"{dtypes}; d ≤ {d}" + f"/{dv}" * (d != dv) + more
+
+    def has_forward(self, feature: Feature, family: str) -> bool:
+        return any(
+            (v.arch, v.direction, v.cached_bits) == (family, "fwd", feature.cached_bits)
+            and v.dtype in feature.dtypes
+            for v in self.variants
+        )
 
     def rows_of(self, feature: Feature, family: str | None) -> list:
         return [

@@ -19,7 +19,8 @@ class Variant:
     block_m, block_n: rows and keys of a tile. warps: 32 threads each.
     stages: buffers in shared memory for each tensor of the main loop: K and V, or in a backward Q
         and dO (with ordered dQ, d 128 has one less for dO, sm90/backward/config.h).
-    scores: "plain" (scale and mask limits only) or "full" (softcap, ALiBi, dropout as well).
+    scores: "plain" (a positive scale and mask limits only) or "full" (any scale, softcap, ALiBi,
+        dropout as well; of decode, odd rows too).
     why: the reason for this tile, with the measured figure.
     allow_spills: bytes a thread may store to and load from local memory, summed over the code.
     tile_in_name: an earlier row serves the same calls, so the name needs the tile.

@@ -79,8 +79,8 @@ def _max_as_int(seqlens: Tensor) -> int:
 def _check_mask(name: str, mask: Tensor, hidden_states: Tensor) -> None:
     if mask.shape != hidden_states.shape[:2]:
         raise ValueError(
-            f"{name} has shape {tuple(mask.shape)}, but hidden_states "
-            f"{tuple(hidden_states.shape)} needs (batch, seqlen) = {tuple(hidden_states.shape[:2])}"
+            f"{name}: got shape {tuple(mask.shape)}; (batch, seqlen) = "
+            f"{tuple(hidden_states.shape[:2])} of hidden_states is needed"
         )
 
 
@@ -145,8 +145,8 @@ def unpad_input_for_concatenated_sequences(
     used = attention_mask_in_length.sum(dim=-1, keepdim=True)  # (batch, 1)
     if used.numel() and _max_as_int(used) > seqlen:
         raise ValueError(
-            f"attention_mask_in_length has a row that sums to {_max_as_int(used)}, "
-            f"more than seqlen = {seqlen}"
+            f"attention_mask_in_length: got a row that sums to {_max_as_int(used)}; at most "
+            f"seqlen = {seqlen} is needed"
         )
     kept = torch.arange(seqlen, device=used.device) < used
     indices = torch.nonzero(kept.flatten()).flatten()
@@ -168,15 +168,15 @@ def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -
     """
     if indices.shape != hidden_states.shape[:1]:
         raise ValueError(
-            f"indices has shape {tuple(indices.shape)}, but hidden_states "
-            f"{tuple(hidden_states.shape)} needs one for each row, ({hidden_states.shape[0]},)"
+            f"indices: got shape {tuple(indices.shape)}; one for each row of hidden_states, "
+            f"({hidden_states.shape[0]},), is needed"
         )
     # Values are read where that costs no synchronisation and no graph break.
     readable = type(indices) is Tensor and indices.is_cpu and not torch.compiler.is_compiling()
     if readable and indices.numel() and int(indices.max()) >= batch * seqlen:
         raise ValueError(
-            f"indices holds {int(indices.max())}; batch {batch} and seqlen {seqlen} have "
-            f"{batch * seqlen} places"
+            f"indices: got {int(indices.max())}; less than batch * seqlen = {batch * seqlen} is "
+            "needed"
         )
     rows = index_put_first_axis(hidden_states, indices, batch * seqlen)
     return rows.unflatten(0, (batch, seqlen))

@@ -2,7 +2,7 @@
 
 A public function says what it was asked (``Options``, beside the tensors of tokens); the checks
 make of that what an operation takes (``Scoring``); ``dispatch/calls.py`` spells the call out, once,
-as the operation's arguments; and whatever serves the operation in Python gets it back by ``of``.
+as the operation's arguments; implementations in Python make these tuples of them again, by ``of``.
 Fields have the names that the schemas in ``dispatch/ops.py`` have.
 
 Named tuples, because a frozen dataclass takes four times as long to make, and a call on a GPU has

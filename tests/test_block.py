@@ -97,7 +97,7 @@ def test_stochastic_depth_drops_rows_and_keeps_the_mean():
     torch.testing.assert_close(out.unique(), torch.tensor([0.0, 1 / 0.75]))
     assert (out == out[:, :1, :1]).all()
     assert abs(out.mean() - 1) < 0.05
-    with pytest.raises(ValueError, match="p is 2; expected 0 to 1"):
+    with pytest.raises(ValueError, match="p: got 2; 0 to 1 is needed"):
         StochasticDepth(2)
 
 
@@ -248,8 +248,8 @@ def test_patches_are_a_convolution():
     torch.testing.assert_close(embed(x), expected.flatten(2).transpose(1, 2))
     embed.flatten = False
     torch.testing.assert_close(embed(x), expected.permute(0, 2, 3, 1))
-    with pytest.raises(ValueError, match=r"x has \(8, 8\) pixels; \(8, 12\)"):
+    with pytest.raises(ValueError, match=r"x: got \(8, 8\) pixels; \(8, 12\)"):
         embed(x[..., :8])
-    with pytest.raises(ValueError, match=r"img_size is \(9, 9\)"):
+    with pytest.raises(ValueError, match=r"img_size: got \(9, 9\)"):
         PatchEmbed(9, 4)
     assert isinstance(PatchEmbed(8, 4, norm_layer=nn.LayerNorm).norm, nn.LayerNorm)

@@ -200,5 +200,5 @@ def test_table_entries_past_the_length_may_be_anything():
     results = [out_of(2, 0, rest) for rest in (0, -7, 99)]
     for result in results[1:]:
         assert_bitwise("out", result, results[0])
-    with pytest.raises(ValueError, match=r"block_table\[0\] holds page 3; expected -1 .* to 2"):
+    with pytest.raises(ValueError, match=r"block_table\[0\]: got page 3; -1 .* to 2 is"):
         out_of(2, 3, 0)

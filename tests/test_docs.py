@@ -14,7 +14,7 @@ from torch.nn import attention
 
 import flash_attn
 from build_tools import feature_matrix, instantiate
-from flash_attn.api import warn
+from flash_attn.api import checks, warn
 
 ROOT = Path(__file__).resolve().parent.parent
 BESIDE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")
@@ -137,6 +137,73 @@ def test_the_number_of_kernels_is_that_of_the_table():
     assert f"in {len(files) + len(sources)} files |" in text
 
 
+def test_rows_of_the_table_are_counted_as_they_are():
+    """docs/kernels/README.md: "sm80: 34 forward, …, 12 of them for codes", by family."""
+    page = (ROOT / "docs" / "kernels" / "README.md").read_text().split("## Build")[1]
+    rows = feature_matrix.Kernels().variants
+    (total, families) = re.findall(r"The table has (\d+) rows\s\(([^)]*)\)", page)[0]
+    assert int(total) == len(rows)
+    names = {"forward": "fwd", "backward": "bwd"}
+    counted = 0
+    for family, text in re.findall(r"(sm\d+): ([^:;]*)", families):
+        found = re.findall(r"(\d+) (\w+)(?:, (\d+)\sof\sthem\sfor\scodes)?", text)
+        for number, direction, codes in found:
+            mine = [v for v in rows if v.arch == family]
+            mine = [v for v in mine if v.direction == names.get(direction, direction)]
+            assert int(number) == len(mine), f"{family}: {direction}"
+            assert int(codes or 0) == sum(v.cached_bits == 8 for v in mine), (
+                f"{family}: {direction}"
+            )
+            counted += len(mine)
+    assert counted == len(rows)
+
+
+def test_head_dims_that_checks_permit_are_those_of_the_table():
+    rows = feature_matrix.Kernels().variants
+    for family in ("sm80", "sm90"):
+        forwards = [v for v in rows if (v.arch, v.direction) == (family, "fwd")]
+        assert max(v.head_dim for v in forwards) == checks.MAX_HEAD_DIM
+    codes = [v for v in rows if v.direction == "decode" and v.cached_bits == 8]
+    assert max(v.head_dim for v in codes) == checks.MAX_HEAD_DIM_OF_CODES
+
+
+def tiles_of(page):
+    """(head dims, "rows×keys") of a page's table of tiles, first ones and second ones."""
+    text = page.read_text().split("## Tiles")[1].split("## Result")[0]
+    for name, tiles in re.findall(r"^\| ([^|]*\d[^|]*) \| (\d+×[^|]*) \|", text, re.MULTILINE):
+        dims = re.search(r"\d+(?:/\d+)?", name)[0]
+        yield dims, [tile.split(",")[0] for tile in tiles.split("; ")]
+
+
+@pytest.mark.parametrize("family", ["sm80", "sm90"])
+def test_tiles_of_the_forwards_pages_are_the_tables(family):
+    def tiles(v):
+        lengths = [v.block_n, v.second_block_n] if v.second_block_n else [v.block_n]
+        return [f"{v.block_m}×{keys}" for keys in lengths]
+
+    rows = [v for v in feature_matrix.Kernels().variants if v.direction == "fwd"]
+    rows = [v for v in rows if v.arch == family and v.cached_bits == 16 and v.cluster == 1]
+    table = {}
+    for v in rows:
+        dims = f"{v.head_dim}" + f"/{v.head_dim_v}" * (v.head_dim != v.head_dim_v)
+        if v.dtype == "bf16" and (v.scores == "plain" or v.tile_in_name):
+            table.setdefault(dims, []).append(tiles(v))
+    page = {}
+    for dims, found in tiles_of(ROOT / "docs" / "kernels" / f"{family}_forward.md"):
+        page.setdefault(dims, []).append(found)
+    assert page == table
+
+
+def test_constants_of_the_plans_page_are_the_codes():
+    page = (ROOT / "docs" / "plan.md").read_text()
+    code = "".join(path.read_text() for path in (ROOT / "csrc" / "plan").glob("*.*"))
+    found = re.findall(r"`(k\w+)` = ([\d.]+)", page)
+    assert len(found) == 10
+    for name, value in found:
+        (written,) = re.findall(rf"\b{name} = ([\d.]+)", code)
+        assert float(written) == float(value), name
+
+
 def test_the_citation_is_of_this_version():
     found = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert found["version"] == flash_attn.__version__
@@ -162,6 +229,8 @@ def test_feature_matrix_says_whose_kernels_serve_hopper():
     kernels = feature_matrix.Kernels()
     cache = feature_matrix.Feature("cache", probe=lambda: None, op="_flash_attn_with_kvcache")
     kernels.variants = [v for v in kernels.variants if (v.arch, v.direction) != ("sm90", "decode")]
+    assert kernels.cell(cache, "sm90") == "by sm80, or the forward"
+    kernels.variants = [v for v in kernels.variants if (v.arch, v.direction) != ("sm90", "fwd")]
     assert kernels.cell(cache, "sm90") == "by sm80"
     kernels.variants = [v for v in kernels.variants if v.direction != "decode"]
     assert kernels.cell(cache, "sm90") == feature_matrix.NO

@@ -329,9 +329,9 @@ def test_parameter_names_of_checkpoints():
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match="embed_dim 10 is not a multiple"):
+    with pytest.raises(ValueError, match="embed_dim: got 10; a multiple"):
         MHA(10, 4)
-    with pytest.raises(ValueError, match="num_heads_kv 3"):
+    with pytest.raises(ValueError, match="num_heads_kv, 3, is needed"):
         MHA(DIM, 4, num_heads_kv=3)
     with pytest.raises(ValueError, match="need use_flash_attn"):
         MHA(DIM, 4, use_alibi=True)
@@ -362,7 +362,10 @@ def test_bad_input():
     with torch.no_grad(), pytest.raises(NotImplementedError, match="needs use_flash_attn"):
         make(use_flash_attn=False)(x[:, :1], inference_params=ragged)
     small = InferenceParams(max_seqlen=4, max_batch_size=2)
-    with torch.no_grad(), pytest.raises(ValueError, match="holds 4 tokens"):
+    with (
+        torch.no_grad(),
+        pytest.raises(ValueError, match="inference_params: got room for 4 tokens"),
+    ):
         make(use_flash_attn=False)(x, inference_params=small)
 
 
@@ -370,9 +373,9 @@ def test_x_of_the_wrong_shape_is_named():
     mha = make()
     for bad in (torch.randn(5, DIM), torch.randn(1, 5, DIM + 1), torch.randn(1, 1, 5, DIM)):
         with pytest.raises(
-            ValueError, match=r"x has shape .*; \(batch, seqlen, 64\) is needed; pack"
+            ValueError, match=r"x: got shape .*; \(batch, seqlen, 64\) is needed; pack"
         ):
             mha(bad)
     ends = torch.tensor([0, 5], dtype=torch.int32)
-    with pytest.raises(ValueError, match=r"x has shape \(1, 5, 64\); \(total, 64\) is needed"):
+    with pytest.raises(ValueError, match=r"x: got shape \(1, 5, 64\); \(total, 64\) is needed"):
         mha(torch.randn(1, 5, DIM), cu_seqlens=ends, max_seqlen=5)

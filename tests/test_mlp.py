@@ -147,7 +147,7 @@ def test_checkpointing_keeps_nothing_in_between():
 
 def test_unknown_activation():
     for make in (FusedMLP, lambda *args, **kw: fused_dense.ParallelFusedMLP(*args, **kw)):
-        with pytest.raises(ValueError, match="activation is 'tanh'; accepted are gelu_approx"):
+        with pytest.raises(ValueError, match="activation: got 'tanh'; accepted are gelu_approx"):
             make(4, activation="tanh")
 
 

@@ -106,9 +106,13 @@ def test_names_of_its_own(device, call, error, says):
 
 
 CONTENTS = [
-    ((0, 4, 13), 9, "cu_seqlens[-1] is 13; expected at most the 12 rows"),
-    ((0, 8, 4), 8, "cu_seqlens decreases from 8 to 4"),
-    ((0, 4, 12), 7, "max_seqlen is 7, but cu_seqlens holds a sequence of 8; expected max_seqlen"),
+    ((0, 4, 13), 9, "cu_seqlens[-1]: got 13; at most 12 is needed"),
+    ((0, 8, 4), 8, "cu_seqlens[2]: got 4 after 8"),
+    (
+        (0, 4, 12),
+        7,
+        "max_seqlen: got 7; the longest sequence or more is needed, and cu_seqlens has one of 8",
+    ),
 ]
 
 
@@ -120,7 +124,7 @@ def test_contents(ends, longest, says):
 
 def test_names_that_it_has_stay():
     """kv comes with a cu_seqlens and a longest sequence of its own."""
-    with pytest.raises(ValueError, match=r"^cu_seqlens_q\[-1\] is 13"):
+    with pytest.raises(ValueError, match=r"^cu_seqlens_q\[-1\]: got 13"):
         packed_kv("cpu", (0, 4, 13))
 
 

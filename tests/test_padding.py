@@ -112,9 +112,9 @@ def test_rearrange():
 
 
 def test_bad_masks():
-    with pytest.raises(ValueError, match="attention_mask has shape"):
+    with pytest.raises(ValueError, match="attention_mask: got shape"):
         unpad_input(torch.randn(2, 4, 3), torch.ones(2, 5))
-    with pytest.raises(ValueError, match="unused_mask has shape"):
+    with pytest.raises(ValueError, match="unused_mask: got shape"):
         unpad_input(torch.randn(2, 4, 3), torch.ones(2, 4), torch.ones(4))
     with pytest.raises(ValueError, match="sums to 5"):
         unpad_input_for_concatenated_sequences(torch.randn(1, 4, 3), torch.tensor([[2, 3, 0, 0]]))
@@ -122,7 +122,7 @@ def test_bad_masks():
 
 def test_pad_input_says_what_does_not_fit():
     x = torch.randn(3, 4)
-    with pytest.raises(ValueError, match=r"indices has shape \(2,\), .* one for each row, \(3,\)"):
+    with pytest.raises(ValueError, match=r"indices: got shape \(2,\); one for each row .*, \(3,\)"):
         pad_input(x, torch.tensor([0, 1]), 2, 3)
-    with pytest.raises(ValueError, match="indices holds 6; batch 2 and seqlen 3 have 6 places"):
+    with pytest.raises(ValueError, match="indices: got 6; less than batch \\* seqlen = 6"):
         pad_input(x, torch.tensor([0, 1, 6]), 2, 3)

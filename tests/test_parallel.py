@@ -99,7 +99,7 @@ def check_mlps(rank: int, group) -> None:
             copy_mlp(shared, whole, rank)
             run_both(whole, shared, x, rank, by_rows)
     for kind in (ParallelMLP, ParallelFusedMLP):
-        with pytest.raises(ValueError, match="process_group is None"):
+        with pytest.raises(ValueError, match="process_group: got None"):
             kind(DIM)
 
 
@@ -120,7 +120,7 @@ def check_linears(rank: int, group) -> None:
     whole = make(nn.Linear(DIM, 7, **F64))
     copy_shard(layer, own(whole.weight, rank, dim=1), whole.bias)
     torch.testing.assert_close(layer(own(x, rank, dim=1)), whole(x))
-    with pytest.raises(ValueError, match="out_features is 7; a multiple of 2 is needed"):
+    with pytest.raises(ValueError, match="out_features: got 7; a multiple of 2 is needed"):
         ColumnParallelLinear(DIM, 7, group, multiple_of=2)
 
 
@@ -208,7 +208,7 @@ def check_embeddings(rank: int, group) -> None:
         )
         flat = shared(ids, combine_batch_seqlen_dim=True)
         assert flat.dim() == 2
-    with pytest.raises(ValueError, match="num_embeddings is 9; a multiple of the 2 ranks"):
+    with pytest.raises(ValueError, match="num_embeddings: got 9; a multiple of the 2 ranks"):
         VocabParallelEmbedding(9, DIM, process_group=group)
     with pytest.raises(ValueError, match="padding_idx: got 0 in a group of 2 ranks"):
         VocabParallelEmbedding(10, DIM, process_group=group, padding_idx=0)
@@ -240,7 +240,7 @@ def check_helpers(rank: int, group) -> None:
     assert model[1].weight.grad.tolist() == [3.0] * 3
     assert model[1].bias.grad.tolist() == [23.0] * 3
     assert model[0].weight.grad.eq(1).all()
-    with pytest.raises(ValueError, match="input_ has 3 rows; a multiple of 2 ranks"):
+    with pytest.raises(ValueError, match="input_: got 3 rows; a multiple of 2 ranks"):
         distributed.reduce_scatter_raw(torch.ones(3), group)
 
 

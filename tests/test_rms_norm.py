@@ -294,13 +294,13 @@ def test_initialisation_on_the_meta_device(module):
 
 def test_bad_input():
     x, weight = torch.randn(2, 3, HIDDEN), torch.ones(HIDDEN)
-    with pytest.raises(ValueError, match="weight has shape"):
+    with pytest.raises(ValueError, match="weight: got shape"):
         rms_norm_fn(x, torch.ones(HIDDEN + 1), None)
     for p in (-0.1, 1.5):
-        with pytest.raises(ValueError, match=f"dropout_p is {p}; expected 0 to 1"):
+        with pytest.raises(ValueError, match=f"dropout_p: got {p}; 0 to 1 is needed"):
             rms_norm_fn(x, weight, None, dropout_p=p, return_dropout_mask=True)
     for shape in ((2,), (3, 2), (2, 3, 1)):
-        with pytest.raises(ValueError, match=r"rowscale has shape .* \(2, 3\) or \(6,\)"):
+        with pytest.raises(ValueError, match=r"rowscale: got shape .* \(2, 3\) or \(6,\)"):
             rms_norm_fn(x, weight, None, rowscale=torch.ones(shape))
     with pytest.raises(ValueError, match="rowscale with x1"):
         rms_norm_fn(x, weight, None, x1=x, rowscale=torch.ones(2, 3))

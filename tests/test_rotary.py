@@ -312,25 +312,25 @@ def test_bad_input_says_what_and_why():
     cos, sin = angle_tables(positions=4)
     with pytest.raises(ValueError, match=r"rotate 16 channels.*head dimension of 8"):
         apply_rotary_emb(torch.randn(1, 2, 1, 8), cos, sin)
-    with pytest.raises(ValueError, match="sin has shape"):
+    with pytest.raises(ValueError, match="sin: got shape"):
         apply_rotary_emb(torch.randn(1, 2, 1, 16), cos, sin[:2])
-    with pytest.raises(ValueError, match="cos has 4 positions; this call needs 5"):
+    with pytest.raises(ValueError, match="cos: got 4 positions; 5 are needed"):
         apply_rotary_emb(torch.randn(1, 3, 1, 16), cos, sin, seqlen_offsets=2)
-    with pytest.raises(ValueError, match="cos has 4 positions; this call needs 5"):
+    with pytest.raises(ValueError, match="cos: got 4 positions; 5 are needed"):
         apply_rotary_emb(torch.randn(1, 3, 1, 16), cos, sin, seqlen_offsets=torch.tensor([2]))
-    with pytest.raises(ValueError, match="seqlen_offsets is -1"):
+    with pytest.raises(ValueError, match="seqlen_offsets: got -1"):
         apply_rotary_emb(torch.randn(1, 3, 1, 16), cos, sin, seqlen_offsets=-1)
     with pytest.raises(ValueError, match="a token at position -1"):
         apply_rotary_emb(torch.randn(1, 3, 1, 16), cos, sin, seqlen_offsets=torch.tensor([-1]))
-    with pytest.raises(ValueError, match=r"seqlen_offsets has shape \(2,\), expected \(1,\)"):
+    with pytest.raises(ValueError, match=r"seqlen_offsets: got shape \(2,\); \(1,\) is needed"):
         apply_rotary_emb(torch.randn(1, 3, 1, 16), cos, sin, seqlen_offsets=torch.zeros(2))
-    with pytest.raises(ValueError, match=r"cu_seqlens has shape \(1, 2\)"):
+    with pytest.raises(ValueError, match=r"cu_seqlens: got shape \(1, 2\)"):
         apply_rotary_emb(torch.randn(3, 1, 16), cos, sin, cu_seqlens=torch.zeros(1, 2))
-    with pytest.raises(ValueError, match="num_heads_q is 3"):
+    with pytest.raises(ValueError, match="num_heads_q 3"):
         apply_rotary_emb_qkv_(torch.randn(1, 3, 6, 16), cos, sin, num_heads_q=3)
-    with pytest.raises(ValueError, match="kv has shape"):
+    with pytest.raises(ValueError, match="kv: got shape"):
         apply_rotary_emb_kv_(torch.randn(1, 3, 3, 2, 16), cos, sin)
-    with pytest.raises(ValueError, match="come in pairs"):
+    with pytest.raises(ValueError, match="rotate in pairs"):
         RotaryEmbedding(7)
 
 
@@ -372,10 +372,10 @@ def test_arrays_are_no_tensors_in_other_places():
 def test_places_are_integers():
     cos, sin = angle_tables()
     x = torch.randn(1, 3, 1, 16)
-    said = r"seqlen_offsets has dtype torch\.float32; int32 or int64 is needed"
+    said = r"seqlen_offsets: got dtype torch\.float32; int32 or int64 is needed"
     with pytest.raises(ValueError, match=said):
         apply_rotary_emb(x, cos, sin, seqlen_offsets=torch.ones(1))
-    with pytest.raises(ValueError, match=r"cu_seqlens has dtype torch\.float64"):
+    with pytest.raises(ValueError, match=r"cu_seqlens: got dtype torch\.float64"):
         apply_rotary_emb(x[0], cos, sin, cu_seqlens=torch.tensor([0.0, 3.0]).double())
 
 
@@ -413,10 +413,10 @@ def test_a_table_with_a_row_for_each_token():
     torch.testing.assert_close(apply_rotary_emb(x, cos[None, :5], sin[None, :5]), first)
     for bad in (cos[None], cos[rows].expand(3, 2, 5, 4)[0, :1].expand(3, 5, 4)):
         with pytest.raises(
-            ValueError, match=r"cos has shape .* needs a row for each token, \(2, 5"
+            ValueError, match=r"cos: got shape .* needs a row for each token, \(2, 5"
         ):
             apply_rotary_emb(x, bad, bad)
-    with pytest.raises(ValueError, match=r"cos has shape .* is needed, or"):
+    with pytest.raises(ValueError, match=r"cos: got shape .* is needed, or"):
         apply_rotary_emb(x, cos[0], sin[0])
     ends = torch.tensor([0, 5], dtype=torch.int32)
     with pytest.raises(ValueError, match=r"with cu_seqlens; .* a row for each position"):

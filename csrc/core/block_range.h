@@ -58,8 +58,9 @@ struct BlockRange {
 
   FLASH_HD bool masked(int block) const { return block < left || block >= right; }
 
-  // The block of the next step, or kNone. It is found from the block and not from the step's
-  // number, because nearly every block is in the interior, where only the first line runs.
+  // The block of the next step, or kNone: the order of block_at for loops that have the block and
+  // not the step's number (sm80's, and that of pairs of CTAs). Nearly every block is in the
+  // interior, where only the first line runs.
   FLASH_HD int after(int block) const {
     if (!masked(block)) return block > left ? block - 1 : kNone;
     if (block > right || (block < left && block > begin)) return block - 1;

@@ -1,5 +1,5 @@
-// What happens to a thread's scores on the way from Q·Kᵀ to P·V. ScoreMods never touch the main
-// loop.
+// What happens to a thread's scores on the way from Q·Kᵀ to P·V, for sm80's loop and Hopper's: both
+// apply masks, score mods and dropout by these functions.
 #pragma once
 
 #include <cute/tensor.hpp>

@@ -28,7 +28,8 @@ FLASH_HD int forward_blocks(MixedWork const& work, int rows, int most) {
   if (other == 0.f) {
     return most;
   }
-  // Three eighths of an H200's multiprocessors read at full speed, fewer in proportion less.
+  // Three eighths of an H200's multiprocessors read at full speed, fewer in proportion less
+  // (docs/lab/sm80_decode_varlen_overlap.md).
   float const reading = 0.375f * float(most);
   float const even = time / other;
   float const blocks =
@@ -36,7 +37,8 @@ FLASH_HD int forward_blocks(MixedWork const& work, int rows, int most) {
   // Tiles are whole: take as many CTAs as need the same number of waves for them.
   float const rounds = floorf(work.tiles / fmaxf(blocks, 1.f));
   float const whole = rounds >= 1.f ? ceilf(work.tiles / rounds) : blocks;
-  // The estimate may be wrong, and surplus tiles, which turn out to be empty, take time as well.
+  // At least an eighth: the estimate may be wrong, and surplus tiles, which turn out to be empty,
+  // take time as well.
   float const least = float(most / 8 + 1);
   return int(fminf(fmaxf(whole, least), float(most)));
 }

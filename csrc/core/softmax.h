@@ -49,7 +49,8 @@ FLASH_HD float log2_fast(float x) {
 // 2^(x - top) for x <= top; both may be infinite.
 FLASH_HD float power_below(float x, float top) { return x == top ? 1.f : exp2_fast(x - top); }
 
-// Bits that compare as ints: floats that are not negative in their own order, negative ones below.
+// Bits whose order as ints is that of floats that are not negative; negative floats are below them,
+// in no useful order.
 FLASH_HD int ordered_bits(float x) {
 #if defined(__CUDA_ARCH__)
   return __float_as_int(x);
@@ -101,7 +102,7 @@ struct RowOffsets {
   FLASH_HD float take_away(int r, float whole) const { return whole - value[r]; }
 };
 
-// What gets each row's largest score so far: nothing.
+// For kernels that keep no largest logits.
 struct NoTops {
   FLASH_HD void operator()(int /*r*/, float /*top*/) const {}
 };
@@ -160,8 +161,8 @@ struct OnlineSoftmax {
   static constexpr int kChains = kRows < 4 ? 2 : 1;
 
   // Whether one of these scores (kRows, kCols) may have to move a maximum. This takes half the
-  // instructions of a maximum and no other thread, so a loop over several KV blocks checks it
-  // first. It is always true for rows whose maximum is negative or that have seen no key.
+  // instructions of a maximum and no shuffle, so a loop over several KV blocks checks it first. It
+  // is always true for rows whose maximum is negative or that have seen no key.
   template <int kCols, class Scores, class Offsets = NoOffsets>
   FLASH_HD bool may_move(Scores&& scores, Offsets const& offsets = {}) const {
     bool moves = false;
@@ -223,7 +224,7 @@ struct OnlineSoftmax {
 
   // Includes scores (kRows, kCols) in the maxima. Returns whether a maximum moved, and in `factor`
   // what each row's sum and earlier output then have to be multiplied by. tops(r, x) gets the
-  // largest score of each row, or an earlier one that is larger.
+  // largest score of each row in this block, or the row's maximum if that is larger.
   template <int kCols, class Scores, class Reduce, class Offsets = NoOffsets, class Tops = NoTops>
   FLASH_HD bool raise(Scores&& scores, float (&factor)[kRows], Reduce reduce,
                       Offsets const& offsets = {}, Tops&& tops = {}) {

@@ -115,10 +115,9 @@ struct BatchSizes {
 };
 
 // Units of a piece. The search starts with the total divided by the slices that are wanted, which
-// is right for a batch of one length: it wants as many for each sequence. Other sequences round
-// their slices up to whole ones, so that these are nearly always more than wanted, and a few too
-// many of one length take as long as twice as many. Pieces are therefore lengthened in proportion,
-// at most three times, and then as far as it takes.
+// is right for sequences of one length. With others, each sequence rounds its slices up, so there
+// are more than wanted; a few surplus ones may cost a whole wave. So pieces are lengthened: three
+// times in proportion, then to what is sure to fit (num_slices).
 template <class Lanes, class Sizes>
 FLASH_HD int fitting_chunk(BatchSizes<Lanes, Sizes> const& batch) {
   SplitSchedule const& s = batch.s;
@@ -131,9 +130,10 @@ FLASH_HD int fitting_chunk(BatchSizes<Lanes, Sizes> const& batch) {
   int64_t const wanted = s.slices > s.all_row_blocks ? s.slices : s.all_row_blocks;
   int64_t const most = own_blocks + s.extra;
   int64_t slices = wanted < most ? wanted : most;
-  // If pieces a quarter longer are still too many, lengths differ: CTAs then end one after the
-  // other, and the CTAs that are too many begin meanwhile, so that all slices may be used (48
-  // sequences of up to 16k keys on an H200: 463 µs; 549 with each sequence in one piece).
+  // Attempt -1 asks whether lengths differ: then there are too many pieces even if they are a
+  // quarter longer. If they do, CTAs end one after the other, and surplus CTAs begin meanwhile, so
+  // all slices may be used (48 sequences of up to 16k keys on an H200: 463 µs; 549 with each
+  // sequence in one piece).
   bool const may_differ = slices < most;
   int const first = chunk;
   int64_t of_first = 0;

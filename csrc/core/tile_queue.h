@@ -11,8 +11,8 @@ struct TileQueue {
   uint32_t num_tiles;  // at most 2^31 - 1, as many as a grid may have blocks
   // CTAs draw from it; 0 before and after a launch. Null: there are no more tiles than CTAs.
   uint32_t* counter;
-  // Whether CTAs draw their first tile, too, whatever their own number: a CTA that waits for
-  // earlier tiles must be sure that these belong to CTAs that run.
+  // Whether CTAs draw their first tile, too, whatever their own number. So the tiles before a
+  // CTA's, if it waits for them, belong to CTAs that run.
   bool draws_first = false;
 
   // Take: callable with `last`, adds 1 to the counter, or sets it to 0 if it was `last`, and

@@ -22,7 +22,7 @@ struct DecodeConfig {
   static constexpr int kWarps = kWarps_;
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kUnit = kBlockN * kWarps;  // keys of a CTA's step
-  static constexpr int kKeyAlignment = 1;
+  static constexpr int kKeyAlignment = 1;  // a piece may begin with any key: rows are loaded singly
   static constexpr int kStages = kStages_;
   static constexpr ScoreLevel kScores = kScores_;
   // Where CTAs do little but read (launch/decode_plan.cpp), a cluster of them may have a tile.

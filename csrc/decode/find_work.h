@@ -6,7 +6,8 @@
 
 namespace flash::decode {
 
-// The size by which the batch is cut; 0 for sequences that the forward kernel computes.
+// The size by which the batch is cut; 0 for sequences that the forward kernel computes. Row blocks
+// of a dense call count as tiles instead (launch/decode_schedule.cpp).
 template <class Config>
 __device__ SequenceSize sequence_size(DecodeParams const& p, int sequence) {
   FwdParams const& fwd = p.fwd;

@@ -12,8 +12,8 @@
 
 namespace flash::decode {
 
-// Registers have to allow so many CTAs a multiprocessor. The CTAs of a cluster have a
-// multiprocessor each, and as many registers as there are.
+// Registers have to allow so many CTAs a multiprocessor. With clusters it is two, so that a thread
+// may have 255 registers.
 template <bool kClusters>
 constexpr int kDecodeBlocks = kClusters ? 2 : kMostDecodeBlocks;
 

@@ -12,7 +12,8 @@
 namespace flash {
 namespace {
 
-// Resident CTAs, or clusters. Backward kernels use all registers that a thread can have.
+// Resident CTAs, or clusters. Threads of backward kernels have 255 registers, so a multiprocessor's
+// 64K are those of 8 warps.
 int resident_tiles(Variant const& variant, DeviceInfo const& device) {
   constexpr int kWarps = 8;
   int const by_registers = kWarps / variant.warps;
@@ -100,7 +101,7 @@ int heads_found_before(BwdParams const& p, Variant const& variant) {
   // numbers of heads computed before, at 512 and 1k keys on an H200.
   double const in_step = variant.cluster > 1 ? 0.4 : variant.head_dim == 96 ? 0.3 : 0.17;
   int const heads = p.heads_q * p.seqlens.batch;
-  // The pass before computes D for the heads that tiles come to first. Where tiles come to row
+  // The preprocess computes D for the heads that tiles come to first. Where tiles come to row
   // blocks faster than the delta warp, it computes so many that the D of all other heads is there
   // in time.
   double const found = in_step * blocks_that_see(p, variant);

@@ -9,10 +9,7 @@
 
 namespace flash {
 
-// A call holds it from its first launch to its last, so that no other thread's call launches
-// between them. An early launch may run beside the launch before it (core/launch_order.h), which
-// must be one of the same call: another call's launch may use the same counters. See
-// docs/kernels/counters.md.
+// A call holds it from its first launch to its last: rule 3 of docs/kernels/counters.md.
 //
 // A call takes it when all its memory is allocated. While a thread holds it, it looks up counters
 // and launches, and does nothing else: the allocator, torch's dispatcher and a listener to launches

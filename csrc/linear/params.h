@@ -97,8 +97,8 @@ struct VectorParams {
   StateScale scale;
 };
 
-// dQ, or in reverse dK: what walk.forward.v adds to the state, along walk.forward.k's columns, as
-// `reading` finds it. walk.forward.q: what the gradient is multiplied by in the gates' gradient.
+// dQ, or in reverse dK: the state that walk.forward.k and v make, times `reading`. walk.forward.q:
+// what the gradient is multiplied by in the gates' gradient.
 struct VectorGradientsParams {
   VectorParams walk;
   TensorView<void const> reading;  // [b, t, h, v]: o's gradient, or v
@@ -125,8 +125,8 @@ struct VectorBackwardParams {
   VectorGradientsParams dk;
 };
 
-// The forward's are what the states before chunks are computed from again; its o and states' views
-// are not used but for the initial state.
+// `forward` is the forward's call, from which the states before chunks are computed again; of its
+// outputs and states only `initial` is read.
 struct BackwardParams {
   ForwardParams forward;
   TensorView<void const> dout;  // [b, t, h, v]

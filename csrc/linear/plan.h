@@ -8,14 +8,13 @@
 
 namespace flash::linear {
 
-// Columns of the tiles of Q and K, the tokens of a chunk, and whether K has several tiles: of the
-// states before chunks, and of the outputs where no CTA walks.
+// How the states before chunks are divided, and the outputs where no CTA walks.
 struct Plan {
-  int k_tile;
-  int v_tile;
-  int chunk;
-  int heads;  // of a CTA
-  bool tiled;
+  int k_tile;  // columns of a tile of Q and K
+  int v_tile;  // of V
+  int chunk;   // tokens
+  int heads;   // of a CTA
+  bool tiled;  // K has several tiles
 };
 
 constexpr Plan kPlans[] = {
@@ -125,8 +124,8 @@ constexpr VectorGradientsPlan kVectorGradientsPlans[] = {
     {16, 32, 2, 4}, {32, 64, 1, 4}, {64, 128, 1, 2}, {64, 256, 1, 2}};
 constexpr int kVectorGradientsPlanCount = std::size(kVectorGradientsPlans);
 
-// The first plan whose tile has all of K; of the last two, which have the same columns of K, the
-// one whose tile has all of V, or the larger.
+// The first plan whose tile has all of K. The last two differ in v_tile: the smaller if it has all
+// of V.
 constexpr int vector_gradients_number(int k_dim, int v_dim) {
   constexpr int kLargest = kVectorGradientsPlanCount - 1;
   int number = 0;

@@ -118,7 +118,7 @@ struct BwdParams {
   TensorView<void> dv;          // [b, sk, hk, dv]
   RowView lse;                  // [b, h, sq], natural log
   RowView dlse;                 // [b, h, sq] gradient of lse; ptr null: none
-  RowView softmax_d;            // [b, h, sq] written: rowsum(dO * O) - dlse
+  RowView softmax_d;            // [b, h, sq] written: D
   float* ds_aux;                // [h] gradient of the sinks' logits
   BwdWorkspace workspace;
   Seqlens seqlens;

@@ -8,7 +8,7 @@ namespace flash {
 struct OrderedDq {
   bool used;
   bool deterministic;    // KV blocks between the first and the last add in order, too
-  bool finds_delta;      // the main kernel computes D = rowsum(dO * O), except for the first heads
+  bool finds_delta;      // the main kernel computes D, except for the first heads
   int heads_before = 0;  // these first heads, of all batch entries: the pass before computes D
 };
 

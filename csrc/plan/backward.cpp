@@ -15,7 +15,7 @@ constexpr double kApart = 3;
 constexpr double kDrift = 0.5;
 // A tile of a varlen batch, which finds its sequence first, takes so many times as long to begin.
 constexpr float kVarlenBegin = 1.7f;
-// Bytes of sums that do not matter. More may be as many as those of dQ.
+// Sums of up to so many bytes are always allowed; larger ones, if they are no more than dQ's sums.
 constexpr double kLittle = 128 << 20;
 // A step with score mods takes so many times as long.
 constexpr float kScoreMods = 1.3f;
@@ -37,15 +37,14 @@ struct BackwardCost {
   Kernel const& k;
   BackwardChoice c;
 
-  // Of the call: rows and keys of the longest sequence, its tiles of a query head and the steps of
-  // such a tile; the same of the other sequences, which are taken to be alike; tiles of a head, and
-  // the steps of them all, in an average sequence.
+  // Of the call. Sequences other than the longest are taken to be alike.
   int batch = std::max(p.batch, 1);
-  double most_q = std::min<double>(p.seqlen_q, double(p.total_q));
+  double most_q = std::min<double>(p.seqlen_q, double(p.total_q));  // of the longest sequence
   double most_k = std::min<double>(p.seqlen_k, double(p.total_k));
-  double most_tiles = tiles_of(most_k);
-  Steps longest = steps_of(most_q, most_k);
-  double other_q = other(p.total_q, most_q), other_k = other(p.total_k, most_k);
+  double most_tiles = tiles_of(most_k);                                           // of a query head
+  Steps longest = steps_of(most_q, most_k);                                       // of such a tile
+  double other_q = other(p.total_q, most_q), other_k = other(p.total_k, most_k);  // of the others
+  // Of an average sequence: tiles of a head, and the steps of them all.
   double of_head = averaged(most_tiles, tiles_of(other_k));
   double steps =
       averaged(most_tiles * longest.mean, tiles_of(other_k) * steps_of(other_q, other_k).mean);
@@ -58,14 +57,13 @@ struct BackwardCost {
   double rows = double(p.total_q) * p.heads_q;
   double sums = kSum * rows * k.head_dim;  // bytes of dQ's sums
 
-  // Of the choice: KV heads' GQA splits, of all sequences and as an order of tiles distinguishes
-  // them; those that it keeps together; the tiles of one, and those at work at a time.
-  int splits = static_cast<int>(divide_up(p.group(), c.heads));
-  double items = double(p.heads_kv) * splits * batch;
-  double ordered = items / (p.varlen_k ? batch : 1);
-  double together = std::min<double>(c.side_by_side, ordered);
-  double of_item = of_head * c.row_splits;
-  double at_work = std::clamp(k.resident / together, 1., of_item);
+  // Of the choice
+  int splits = static_cast<int>(divide_up(p.group(), c.heads));  // GQA splits of a KV head
+  double items = double(p.heads_kv) * splits * batch;            // GQA splits of the call
+  double ordered = items / (p.varlen_k ? batch : 1);  // that an order of tiles distinguishes
+  double together = std::min<double>(c.side_by_side, ordered);      // whose tiles run together
+  double of_item = of_head * c.row_splits;                          // tiles of one
+  double at_work = std::clamp(k.resident / together, 1., of_item);  // of these, at a time
 
   double other(int64_t total, double most) const {
     return std::max(double(total) - most, 0.) / std::max(batch - 1, 1);

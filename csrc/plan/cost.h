@@ -87,9 +87,10 @@ struct Steps {
   double longest;
 };
 
-// Tiles of one side, queries or keys, that go through blocks of the other side; own, other: rows of
-// both. A mask lets a row see so far before and after itself, where both sides' ends are aligned.
-// known: the sequence has this length; otherwise it's an average, and ends anywhere in a block.
+// Steps of a tile of `tile` rows, queries or keys, through blocks of `block` rows of the other
+// side. own, other: lengths of both sides. before, after: how far a row sees, with the sides' ends
+// aligned; negative: no limit. known: `own` and `other` are exact; otherwise they are means, and
+// the last block is half full.
 Steps steps_of(int tile, int block, double own, double other, int before, int after, bool known);
 
 // Tiles that free CTAs, so many at a time, draw one after the other. mean, longest: µs of a tile.

@@ -7,14 +7,17 @@ namespace flash::plan {
 namespace {
 
 // The CTAs of a cluster find room together, in one GPC. Where not all clusters do at once, each
-// doubling of their size costs this part of what a CTA reads, because some multiprocessors have
-// more CTAs than others; and this part of the time until a next CTA begins.
-constexpr double kUneven = 0.25, kNextCluster = 0.6;
+// doubling of their size takes time in two ways. Some multiprocessors have more CTAs than others:
+// this part of what a CTA reads.
+constexpr double kUneven = 0.25;
+// And a next cluster waits for room: this part of the time until a next CTA begins.
+constexpr double kNextCluster = 0.6;
 // Each row block of a sequence beyond the first brings this part of its keys from memory once more:
 // row blocks begin one after the other, and L2 does not keep all that the first one has read.
 constexpr double kReadAgain = 0.3;
 constexpr int kMinUnits = 2;  // of a piece
 // The most rows of a sequence, all heads of a KV head, for which the decode kernel is considered.
+// With more it would read the keys at least five times, once for 16 rows.
 constexpr int kMostDecodeRows = 64;
 
 // Of RowTimes::kernels, by what the keys are.
@@ -136,7 +139,7 @@ std::vector<KeySplit> candidates(Problem const& p, Machine const& m, Kernel cons
     }
   };
   if (whole.one_each) {
-    // As many as run at once, once or more often; and more where lengths differ.
+    // Whole waves of pieces; one wave more may be used where lengths differ.
     double const waves = std::floor(whole.ranges * whole.tiles / k.resident) + 1;
     add(waves * k.resident, (waves + 1) * k.resident);
   } else {

@@ -5,9 +5,9 @@ namespace flash::plan {
 namespace {
 
 constexpr int kWarpgroupRows = 64;
-constexpr int kMostSplits = 32;
+constexpr int kMostSplits = 32;  // as many as BlockRange::part counts in 32 bits
 
-// Times a launch until a kernel computes whose code is in no cache.
+// In launches: the time until a kernel computes whose code is in no cache.
 constexpr double kLaunch = 1.3;
 // Bytes that results of splits may take.
 constexpr double kMostBytes = 256 << 20;
@@ -91,8 +91,8 @@ struct ForwardCost {
     double const most_k = std::max<double>(p.seqlen_k, p.mean_k());
     double const whole = std::max(steps_of(p.seqlen_q, most_k).longest, steps * c.splits);
     double const longest = c.splits > 1 ? std::ceil(whole / c.splits) : whole;
-    // The longest tile of all begins with the last round of strips; where lengths of keys alone
-    // differ, with any strip, and a quarter of them comes after it.
+    // The longest tile begins with the last round of strips. If only lengths of keys differ, it may
+    // be in any strip: a quarter of the strips is taken to follow.
     bool const any = p.used_k && !p.varlen_q && p.batch > 1;
     double const last = any ? std::max(strips / 4, 1.) : last_round(ordered, c.side_by_side);
     return queue_us(tiles, k.resident, begin + steps * step, begin + longest * step,
@@ -138,7 +138,7 @@ std::vector<ForwardChoice> candidates(Problem const& p, Machine const& m, Kernel
   bool const long_of_pages = k.second_block_n > kMostPagedKeys && p.whole_rows &&
                              p.head_dim == k.head_dim && p.head_dim_v == k.head_dim_v &&
                              p.page_boxes && !p.largest_logits && !k.query_codes;
-  // Pairs of CTAs know neither pack-GQA nor splits.
+  // Kernels of pairs of CTAs have neither pack-GQA nor splits.
   bool const heads_share = k.sm == 90 && k.plain && !k.query_codes && p.heads_apart &&
                            p.group() <= kWarpgroupRows && !is_wide(k.head_dim, k.head_dim_v);
   bool const packs = heads_share && p.group() > 1 && !one_tile;

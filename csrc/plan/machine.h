@@ -17,8 +17,8 @@ struct KernelTimes {
 };
 
 // The kernels of a row of the table. Of a backward: one for each schedule (plan/plan.h); of a
-// forward: for each tile (params/forward_tile.h); of decoding: the first, and for codes the second,
-// with a CTA alone on its multiprocessor.
+// forward: for each tile (params/forward_tile.h); of decoding, with one CTA a multiprocessor: [0]
+// of 16 bits, [1] of codes.
 struct RowTimes {
   int head_dim;
   int head_dim_v;
@@ -49,8 +49,9 @@ struct Machine {
   std::span<RowTimes const> decode = {};
 };
 
-// Clusters of so many CTAs that run at a time. blocks: CTAs that do. The parts of a GPU may have no
-// multiple of a cluster's multiprocessors: an H200's 132 run 30 clusters of 4, 15 of 8, 7 of 16.
+// How many clusters of `cluster` CTAs run at a time on a GPU that runs `blocks` CTAs. The parts of
+// a GPU may have no multiple of a cluster's multiprocessors: an H200's 132 run 30 clusters of 4, 15
+// of 8, 7 of 16.
 constexpr int clusters_at_a_time(int blocks, int cluster) {
   int const reached = cluster > 2 ? blocks * 10 / 11 : blocks;
   return std::max(reached / cluster, 1);
@@ -63,14 +64,14 @@ struct Kernel {
   int head_dim_v;
   int block_m;   // rows of a step, or of a decode tile: queries times the heads of a KV head
   int block_n;   // keys of a step; of decoding, of a CTA: its unit
-  bool plain;    // neither softcap nor ALiBi nor dropout
+  bool plain;    // no score mods
   int resident;  // resident CTAs, or clusters that share a tile, of the GPU
   int second_block_n = 0;     // of a forward; 0: there is no second tile
   int rows_at_once = 0;       // of decoding: rows of a tile that a CTA merges side by side
   bool clusters = false;      // of decoding: clusters of CTAs may share tiles
   bool codes = false;         // K and V are codes of 8 bits
   bool merges_after = false;  // of decoding: pieces are merged by a launch, or sent in a cluster
-  bool query_codes = false;   // of a forward: Q as well; no kernels pack heads or split keys
+  bool query_codes = false;   // of a forward: Q too; such rows have neither pack-GQA nor KV splits
 
   int block_n_of(ForwardTile tile) const {
     return tile == ForwardTile::Second ? second_block_n : block_n;

@@ -70,7 +70,7 @@ constexpr int kAnySlices = std::numeric_limits<int>::max();
 // (params/decode_params.h).
 struct KeySplit {
   int slices = 0;        // that are wanted, of all sequences
-  int extra = 0;         // most slices beside one for each sequence, or row block of a varlen one
+  int extra = 0;         // at most so many slices more than sequences (varlen: than row blocks)
   int max_splits = 1;    // pieces of a tile; 1: whole
   int min_units = 1;     // the fewest units of a piece
   int cluster_log2 = 0;  // log2 of the CTAs that share a whole tile

@@ -35,7 +35,7 @@ struct Problem {
   bool only_decoded;  // a latent cache, or codes, that no forward kernel reads
   bool heads_apart;   // q's heads do not share memory, so that a box can hold several
   bool whole_rows;    // batch entries, or pages, are multiples of 8 rows apart
-  int num_splits;     // 0: as many as are best; 1: none; n: at most n
+  int num_splits;     // 0: as many as are best; 1: none; n: n pieces, or at most n KV splits
   // The decode kernel computes the batch's short sequences at the same time.
   bool beside_decode;
   // Only for a backward:
@@ -47,7 +47,7 @@ struct Problem {
   int group() const { return std::max(heads_q / std::max(heads_kv, 1), 1); }
   double mean_q() const { return double(total_q) / std::max(batch, 1); }
   double mean_k() const { return double(total_k) / std::max(batch, 1); }
-  // Of a varlen batch, the sequences of many queries if all others have one, and at least one.
+  // How many sequences of a varlen batch have many queries, if each other one has one; at least 1.
   int long_ones() const {
     return static_cast<int>(
         std::clamp<int64_t>((total_q - batch) / std::max(seqlen_q - 1, 1), 1, std::max(batch, 1)));

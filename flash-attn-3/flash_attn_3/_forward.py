@@ -258,7 +258,7 @@ def _turned_rows(
         start = asked.seqlens_rotary
         checks.per_sequence(start, "rotary_seqlens", old.shape[0], q[0])
         if _rows.can_look(start) and bool(((start < 0) & (old >= 0)).any()):
-            raise ValueError(f"rotary_seqlens is {start.tolist()}; positions begin at 0")
+            raise ValueError(f"rotary_seqlens: got {start.tolist()}; 0 or more is needed")
         start = torch.where(old < 0, old, start)
     turn = (start, asked.rotary_cos, asked.rotary_sin, asked.rotary_interleaved)
     left, right = options.window_size

@@ -36,8 +36,8 @@ def only_used(
     fit = torch.minimum(seqused_q.clamp(min=0), cu_q.diff())
     if can_look(seqused_q) and not torch.equal(seqused_q, fit):
         raise ValueError(
-            f"seqused_q is {seqused_q.tolist()}, of sequences that cu_seqlens_q gives "
-            f"{cu_q.diff().tolist()} rows; expected 0 or more, and at most these"
+            f"seqused_q: got {seqused_q.tolist()}; 0 or more is needed, and at most the rows that "
+            f"cu_seqlens_q gives the sequences, {cu_q.diff().tolist()}"
         )
     seqused_q = fit
     cu_q = joined(_alternate(cu_q[:-1], cu_q[:-1] + seqused_q), cu_q)

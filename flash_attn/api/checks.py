@@ -96,7 +96,7 @@ def unpadded(*tensors: Tensor) -> None:
 
 
 def without_gradients(what: str, **tensors: Tensor | None) -> None:
-    """Raises where a call that has no gradient is asked for one. what: it is."""
+    """Raises where a call that has no gradient is asked for one. what: the message's subject."""
     for name, x in tensors.items():
         if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled():
             raise RuntimeError(

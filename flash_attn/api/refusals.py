@@ -1,9 +1,10 @@
-"""What the compiled library says of a call that it cannot serve, in words.
+"""The words of the compiled library's checks: ``require`` in ``csrc/api``.
 
-``csrc/api`` checks what a kernel needs so as not to fault, and reports an argument, a code and
-operands. Of a call of a public function, ``checks.py`` says what is wrong, in the words of every
-backend (``dispatch/calls.py``). These words are for operations that are called directly, and for
-what Python cannot see, such as a tensor whose storage is freed.
+It checks what a kernel needs so as not to fault, and reports an argument, a code and operands. Of a
+call of a public function, ``checks.py`` says what is wrong, in the words of every backend
+(``dispatch/calls.py``). These words are for operations that are called directly, and for what
+Python cannot see, such as a tensor whose storage is freed. What no kernel serves, the library says
+in words of its own (``kNotImplemented``).
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def _check_positions(rotary_cos: Tensor, old: list[int], rows: int) -> None:
     needed = max(0, *old) + rows
     if needed > rotary_cos.shape[0]:
         raise ValueError(
-            f"rotary_cos has {rotary_cos.shape[0]} positions; expected at least {needed}, the "
+            f"rotary_cos: got {rotary_cos.shape[0]} positions; at least {needed} are needed, the "
             "longest of cache_seqlens plus the new rows"
         )
 
@@ -129,11 +129,11 @@ class Storage:
         for i, slot in enumerate(self.batch_idx or ()):
             if not 0 <= slot < k.shape[0]:
                 raise ValueError(
-                    f"cache_batch_idx[{i}] is {slot}; expected 0 to {k.shape[0] - 1}, "
-                    "a row of k_cache"
+                    f"cache_batch_idx[{i}]: got {slot}; 0 to {k.shape[0] - 1}, a row of k_cache, "
+                    "is needed"
                 )
         if any(pad < 0 for pad in self.leftpad):
-            raise ValueError(f"cache_leftpad is {self.leftpad}; expected no negative entry")
+            raise ValueError(f"cache_leftpad: got {self.leftpad}; entries of 0 or more are needed")
 
     def lengths(self, cache_seqlens: Tensor | None, new: int) -> list[int]:
         """Positions of each sequence that are filled already; -1 for one to skip."""
@@ -143,17 +143,16 @@ class Storage:
             lengths = cache_seqlens.tolist()
         for i, length in enumerate(lengths):
             if length < -1:
-                raise ValueError(f"cache_seqlens[{i}] is {length}; expected -1 (skip) or more")
+                raise ValueError(f"cache_seqlens[{i}]: got {length}; -1 (skip) or more is needed")
             if length >= 0 and length + new > self.capacity:
                 raise ValueError(
-                    f"cache_seqlens[{i}] is {length} and {new} new keys are appended, but "
-                    f"{self._room()} per sequence; expected cache_seqlens + new keys to be at most "
-                    f"{self.capacity}"
+                    f"cache_seqlens[{i}]: got {length} and {new} new keys; together at most "
+                    f"{self.capacity} is needed: {self._room()} per sequence"
                 )
             if length >= 0 and self.leftpad[i] > length + new:
                 raise ValueError(
-                    f"cache_leftpad[{i}] is {self.leftpad[i]}, but the sequence has {length + new} "
-                    "keys, padding and new ones included; expected at most as many"
+                    f"cache_leftpad[{i}]: got {self.leftpad[i]}; at most {length + new} is needed, "
+                    "the keys of the sequence with padding and new ones"
                 )
         if self.pages is not None:
             self.pages.check([n + new if n >= 0 else 0 for n in lengths])
@@ -176,8 +175,8 @@ class Storage:
                 row = self.batch_idx[i]
                 if owner.setdefault(row, i) != i:
                     raise ValueError(
-                        f"cache_batch_idx[{owner[row]}] and cache_batch_idx[{i}] are both {row}; "
-                        "expected a row for each sequence that new keys are appended to"
+                        f"cache_batch_idx: got {row} at {owner[row]} and at {i}; a row for each "
+                        "sequence that new keys are appended to is needed"
                     )
 
     def write(self, i: int, start: int, k: Tensor, v: Tensor) -> None:

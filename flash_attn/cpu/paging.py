@@ -32,8 +32,8 @@ class Pages:
             if lowest < -1 or highest >= self.k.shape[0]:
                 bad = lowest if lowest < -1 else highest
                 raise ValueError(
-                    f"block_table[{i}] holds page {bad}; expected -1 (no page) to "
-                    f"{self.k.shape[0] - 1}"
+                    f"block_table[{i}]: got page {bad}; -1 (no page) to {self.k.shape[0] - 1} is "
+                    "needed"
                 )
 
     def check_append(self, live: list[int], old: list[int], leftpad: list[int], new: int) -> None:
@@ -60,8 +60,8 @@ class Pages:
         page = pages[counts > 1][0].item()
         users = [i for i, held in zip(live, used, strict=True) if (held == page).any()]
         raise ValueError(
-            f"block_table: new keys go to page {page}, which is in use more than once, by "
-            f"sequences {users}; expected a page of its own"
+            f"block_table: got page {page}, to which new keys go, more than once, for sequences "
+            f"{users}; a page of its own is needed"
         )
 
     def read(self, index: int, keys: slice) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -30,9 +30,9 @@ def _check_positions(positions: Tensor, seqlen_ro: int) -> None:
         return
     first, last = (int(x) for x in positions.aminmax())
     if last >= seqlen_ro:
-        raise ValueError(f"cos has {seqlen_ro} positions; this call needs {last + 1}")
+        raise ValueError(f"cos: got {seqlen_ro} positions; {last + 1} are needed")
     if first < 0:
-        raise ValueError(f"seqlen_offsets put a token at position {first}")
+        raise ValueError(f"seqlen_offsets: got a token at position {first}; 0 or more is needed")
 
 
 def rotary_angles(

@@ -90,9 +90,8 @@ def make_scores(q: Tensor, batch: int, asked: Scoring, rng_state: Tensor | None 
         slopes = asked.alibi_slopes.to(dtype).expand(batch, heads)
     if asked.dropout_p > 0.0:
         if rng_state is None:
-            raise ValueError(
-                f"rng_state is None with dropout_p {asked.dropout_p}; expected the forward's "
-                "rng_state"
+            raise ValueError(  # as checks.rng_state says it, for operations called directly
+                "rng_state: got None; with dropout the backward needs that of the forward"
             )
         dropout = Dropout.of_call(asked.dropout_p, rng_state, batch, heads)
     return Scores(

@@ -59,18 +59,18 @@ def sequences(
         slot = cu_k[i + 1] - cu_k[i] if page_capacity is None else page_capacity
         _check_used(i, used[i], slot, "seqused_k" if seqused_k is not None else "cu_seqlens_k")
         if leftpad[i] < 0:
-            raise ValueError(f"leftpad_k[{i}] is {leftpad[i]}; expected 0 or more")
+            raise ValueError(f"leftpad_k[{i}]: got {leftpad[i]}; 0 or more is needed")
         if leftpad[i] > max(0, used[i]):
             raise ValueError(
-                f"leftpad_k[{i}] is {leftpad[i]}, but sequence {i} has {used[i]} keys, padding "
-                "included; expected at most as many"
+                f"leftpad_k[{i}]: got {leftpad[i]}; at most {used[i]} is needed, the keys of "
+                f"sequence {i} with padding"
             )
         start = (cu_k[i] if page_capacity is None else 0) + leftpad[i]
         length = max(0, used[i] - leftpad[i])
         if length > int(max_seqlen_k):
             raise ValueError(
-                f"max_seqlen_k is {int(max_seqlen_k)}, but sequence {i} has {length} keys; "
-                "expected max_seqlen_k to be at least the longest sequence"
+                f"max_seqlen_k: got {int(max_seqlen_k)}; the longest sequence or more is needed, "
+                f"and sequence {i} has {length} keys"
             )
         result.append(Sequence(i, slice(cu_q[i], cu_q[i + 1]), slice(start, start + length)))
     return result
@@ -83,7 +83,7 @@ def rows_in_use(seqs: list[Sequence]) -> slice:
 
 def _check_used(index: int, used: int, slot: int, name: str) -> None:
     if used > slot:
-        raise ValueError(f"{name} gives sequence {index} {used} keys; expected at most {slot}")
+        raise ValueError(f"{name}: got {used} keys for sequence {index}; at most {slot} are needed")
 
 
 def checked_offsets(
@@ -95,23 +95,25 @@ def checked_offsets(
     """
     offsets = cu_seqlens.tolist()
     if not offsets:
-        raise ValueError(f"{name} is empty; expected batch + 1 entries")
+        raise ValueError(f"{name}: got no entries; batch + 1 are needed")
     if offsets[0] < 0:
-        raise ValueError(f"{name}[0] is {offsets[0]}; expected 0 or more")
+        raise ValueError(f"{name}[0]: got {offsets[0]}; 0 or more is needed")
     longest = 0
     for i in range(len(offsets) - 1):
         length = offsets[i + 1] - offsets[i]
         if length < 0:
             raise ValueError(
-                f"{name} decreases from {offsets[i]} to {offsets[i + 1]} at entry {i + 1}; "
-                "expected cumulative lengths that never decrease"
+                f"{name}[{i + 1}]: got {offsets[i + 1]} after {offsets[i]}; cumulative lengths "
+                "that never decrease are needed"
             )
         longest = max(longest, length)
     if total is not None and offsets[-1] > total:
-        raise ValueError(f"{name}[-1] is {offsets[-1]}; expected at most the {total} rows packed")
+        raise ValueError(
+            f"{name}[-1]: got {offsets[-1]}; at most {total} is needed, the rows given"
+        )
     if max_seqlen is not None and longest > int(max_seqlen):
         raise ValueError(
-            f"{max_name} is {int(max_seqlen)}, but {name} holds a sequence of {longest}; "
-            f"expected {max_name} to be at least the longest sequence"
+            f"{max_name}: got {int(max_seqlen)}; the longest sequence or more is needed, and "
+            f"{name} has one of {longest}"
         )
     return offsets

@@ -1,7 +1,7 @@
 """Which way a call takes to its operation. Nothing else decides it.
 
-1. A compiler or a transform of torch.func looks on: the operation, as torch dispatches it. A tensor
-   does not show what lies below a transform, which may record it there.
+1. A compiler or a transform of torch.func looks on: the operation, as torch dispatches it. Below a
+   transform another level of autograd may record the call, which the tensor does not show.
 2. Autograd records the call: as in 3, but the results become those of a node (``autograd.record``).
    This goes past the kernels for the Autograd key, which are Python, too, and half the cost of the
    dispatch.

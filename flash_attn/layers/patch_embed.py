@@ -48,7 +48,9 @@ class PatchEmbed(nn.Module):
         super().__init__()
         self.img_size, self.patch_size = _pair(img_size), _pair(patch_size)
         if any(size % patch for size, patch in zip(self.img_size, self.patch_size)):
-            raise ValueError(f"img_size is {self.img_size}; no multiple of {self.patch_size}")
+            raise ValueError(
+                f"img_size: got {self.img_size}; a multiple of {self.patch_size} is needed"
+            )
         rows, columns = (size // patch for size, patch in zip(self.img_size, self.patch_size))
         self.grid_size: tuple[int, int] = (rows, columns)
         self.num_patches: int = rows * columns
@@ -59,7 +61,7 @@ class PatchEmbed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-2:] != self.img_size:
-            raise ValueError(f"x has {tuple(x.shape[-2:])} pixels; {self.img_size} are needed")
+            raise ValueError(f"x: got {tuple(x.shape[-2:])} pixels; {self.img_size} are needed")
         (rows, columns), (height, width) = self.grid_size, self.patch_size
         patches = x.unflatten(3, (columns, width)).unflatten(2, (rows, height))
         patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3)  # (b, rows, columns, c · h · w)

@@ -134,7 +134,7 @@ def apply_rotary_emb_qk(
     checks.tensor(k, "k")
     if not differ_in_heads_alone(q, k):
         raise ValueError(
-            f"q has shape {tuple(q.shape)} and k {tuple(k.shape)}: they may differ in heads alone"
+            f"k: got shape {tuple(k.shape)}; that of q, {tuple(q.shape)}, but for heads, is needed"
         )
     turn = make_turn(q, cos, sin, cos_k, sin_k, interleaved, seqlen_offsets, cu_seqlens)
     return rotate_pair(Parts, Parts, q, k, turn, flag(inplace, "inplace"))
@@ -171,7 +171,7 @@ def apply_rotary_emb_qkv_(
     batch_dims = 2 if cu_seqlens is None else 1
     if num_heads_q is None and (qkv.dim() != batch_dims + 3 or qkv.shape[batch_dims] != 3):
         raise ValueError(
-            f"qkv has shape {tuple(qkv.shape)}; expected (..., 3, heads, head_dim), "
+            f"qkv: got shape {tuple(qkv.shape)}; (..., 3, heads, head_dim) is needed, "
             "or num_heads_q with (..., heads_q + 2 * heads_k, head_dim)"
         )
     if num_heads_q is not None:
@@ -179,8 +179,8 @@ def apply_rotary_emb_qkv_(
         spare = qkv.shape[-2] - num_heads_q
         if qkv.dim() != batch_dims + 2 or spare <= 0 or spare % 2:
             raise ValueError(
-                f"qkv has shape {tuple(qkv.shape)} and num_heads_q is {num_heads_q}; "
-                "expected (..., num_heads_q + 2 * heads_k, head_dim)"
+                f"qkv: got shape {tuple(qkv.shape)} with num_heads_q {num_heads_q}; "
+                "(..., num_heads_q + 2 * heads_k, head_dim) is needed"
             )
     turn = make_turn(qkv, cos, sin, cos_k, sin_k, interleaved, seqlen_offsets, cu_seqlens)
     layout = of_qkv if num_heads_q is None else partial(of_grouped_qkv, num_heads_q)
@@ -191,7 +191,7 @@ def _check_kv(kv: Tensor, cu_seqlens: Tensor | None) -> None:
     checks.tensor(kv, "kv")
     batch_dims = 2 if cu_seqlens is None else 1
     if kv.dim() != batch_dims + 3 or kv.shape[batch_dims] != 2:
-        raise ValueError(f"kv has shape {tuple(kv.shape)}; expected (..., 2, heads_k, head_dim)")
+        raise ValueError(f"kv: got shape {tuple(kv.shape)}; (..., 2, heads_k, head_dim) is needed")
 
 
 def apply_rotary_emb_kv_(
@@ -249,7 +249,7 @@ class RotaryEmbedding(nn.Module):
         """Arguments, defaults and errors: see the class."""
         super().__init__()
         if dim <= 0 or dim % 2:
-            raise ValueError(f"dim is {dim}; the rotated channels come in pairs")
+            raise ValueError(f"dim: got {dim}; an even number is needed: channels rotate in pairs")
         self.dim = dim
         self.base = float(base)
         self.interleaved: bool = flag(interleaved, "interleaved")

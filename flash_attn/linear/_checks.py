@@ -65,7 +65,7 @@ def cu_seqlens_of(cu_seqlens: Tensor | None, v: Tensor) -> Tensor | None:
     if cu_seqlens.device != v.device:
         raise ValueError(f"cu_seqlens: got device {cu_seqlens.device}; {v.device} is needed")
     if v.shape[0] != 1:
-        raise ValueError(f"cu_seqlens: sequences lie in one batch entry; got B = {v.shape[0]}")
+        raise ValueError(f"cu_seqlens: got B = {v.shape[0]}; one batch entry is needed")
     return cu_seqlens.to(torch.int32).contiguous()
 
 
@@ -101,7 +101,7 @@ def step(
     """Checks one token of each row, q [B, HK, K], and its states; the slots [B] int32, or None."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor) or x.dim() != 3:
-            raise ValueError(f"{name}: a tensor [B, H, D] is needed, got {x!r}")
+            raise ValueError(f"{name}: got {x!r}; a tensor [B, H, D] is needed")
     operands(q[:, None], k[:, None], v[:, None])
     batch, heads = v.shape[:2]
     sizes = (heads, v.shape[-1], k.shape[-1]) if v_first else (heads, k.shape[-1], v.shape[-1])

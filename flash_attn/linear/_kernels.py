@@ -4,11 +4,10 @@
 ``flash_attn::linear_forward``, ``linear_backward``, ``linear_step``, ``delta_forward`` and
 ``delta_step``; what the library does not serve runs on torch operations (``_chunks``, ``_delta``),
 on any device. The compiled library registers CUDA implementations of the operations below under
-their names (``_linear_forward``, …), as it does for
-``flash_attn::_rotary``; an operation that it does not register is never called. A row of ``SERVED``
-says for which calls they are taken. Kernels on the host, or stand-ins as those of
-``tests/linear/test_kernels_called.py``, are implementations for the CPU, with ``on_gpu``,
-``_registered`` and ``SERVED`` replaced.
+their names (``_linear_forward``, …), as it does for ``flash_attn::_rotary``; an operation that it
+does not register is never called. A row of ``SERVED`` says for which calls they are taken. Kernels
+on the host, or stand-ins as those of ``tests/linear/test_kernels_called.py``, are implementations
+for the CPU, with ``on_gpu``, ``_registered`` and ``SERVED`` replaced.
 
 What the operations are given
     q, k            [B, T, HK, K], one dtype (bf16 or fp16), any strides with a unit last one; where

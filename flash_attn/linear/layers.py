@@ -125,7 +125,9 @@ class GatedLinearAttention(nn.Module):
         self.key_dim, self.value_dim = int(hidden_size * expand_k), int(hidden_size * expand_v)
         for name, columns in (("expand_k", self.key_dim), ("expand_v", self.value_dim)):
             if columns % num_heads:
-                raise ValueError(f"{name}: {columns} columns; a multiple of {num_heads} is needed")
+                raise ValueError(
+                    f"{name}: got {columns} columns; a multiple of {num_heads} is needed"
+                )
         self.key_dim_per_group = self.key_dim // self.num_kv_groups
         self.value_dim_per_group = self.value_dim // self.num_kv_groups
         self.head_k_dim, self.head_v_dim = self.key_dim // num_heads, self.value_dim // num_heads

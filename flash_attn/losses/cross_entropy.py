@@ -35,7 +35,7 @@ class CrossEntropyLoss(nn.Module):
         """Arguments, defaults and errors: see the class."""
         super().__init__()
         if reduction not in ("mean", "sum", "none"):
-            raise ValueError(f"reduction is {reduction!r}; expected 'mean', 'sum' or 'none'")
+            raise ValueError(f"reduction: got {reduction!r}; 'mean', 'sum' or 'none' is needed")
         self.ignore_index = ignore_index
         self.reduction = reduction
         self.label_smoothing = label_smoothing

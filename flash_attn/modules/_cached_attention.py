@@ -88,6 +88,8 @@ class CachedAttention(nn.Module):
             raise NotImplementedError("lengths_per_sample needs use_flash_attn=True")
         end = offset + kv.shape[1]
         if end > cache.shape[1]:
-            raise ValueError(f"the cache holds {cache.shape[1]} tokens; this call needs {end}")
+            raise ValueError(
+                f"inference_params: got room for {cache.shape[1]} tokens; {end} are needed"
+            )
         cache[:, offset:end] = kv
         return self.inner_cross_attn(q, cache[:, :end])

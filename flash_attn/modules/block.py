@@ -27,7 +27,7 @@ class StochasticDepth(nn.Module):
         """Arguments, defaults and errors: see the class."""
         super().__init__()
         if not 0.0 <= p <= 1.0:
-            raise ValueError(f"p is {p}; expected 0 to 1")
+            raise ValueError(f"p: got {p}; 0 to 1 is needed")
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:

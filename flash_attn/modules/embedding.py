@@ -123,7 +123,7 @@ class BertEmbeddings(nn.Module):
 def _share(features: int, process_group: dist.ProcessGroup | None, name: str) -> int:
     world = 1 if process_group is None else dist.get_world_size(process_group)
     if features % world:
-        raise ValueError(f"{name} is {features}; a multiple of the {world} ranks is needed")
+        raise ValueError(f"{name}: got {features}; a multiple of the {world} ranks is needed")
     return features // world
 
 

@@ -124,10 +124,12 @@ class MHA(CachedAttention):
         super().__init__()
         num_heads_kv = num_heads if num_heads_kv is None else num_heads_kv
         if embed_dim % num_heads:
-            raise ValueError(f"embed_dim {embed_dim} is not a multiple of num_heads {num_heads}")
+            raise ValueError(
+                f"embed_dim: got {embed_dim}; a multiple of num_heads, {num_heads}, is needed"
+            )
         if num_heads % num_heads_kv:
             raise ValueError(
-                f"num_heads {num_heads} is not a multiple of num_heads_kv {num_heads_kv}"
+                f"num_heads: got {num_heads}; a multiple of num_heads_kv, {num_heads_kv}, is needed"
             )
         if not use_flash_attn and (use_alibi or tuple(window_size) != (-1, -1)):
             raise ValueError("use_alibi and window_size need use_flash_attn=True")
@@ -248,7 +250,7 @@ class MHA(CachedAttention):
             return
         layout = f"(total, {self.embed_dim})" if packed else f"(batch, seqlen, {self.embed_dim})"
         hint = "" if packed else "; packed sequences, in 2 dimensions, come with cu_seqlens"
-        raise ValueError(f"x has shape {tuple(x.shape)}; {layout} is needed{hint}")
+        raise ValueError(f"x: got shape {tuple(x.shape)}; {layout} is needed{hint}")
 
     def _check_call(
         self, x_kv, key_padding_mask, cu_seqlens, max_seqlen, mixer_subset, inference_params

@@ -102,7 +102,7 @@ class FusedDense(nn.Linear):
 
 def _share(features: int, process_group: dist.ProcessGroup, multiple_of: int, name: str) -> int:
     if features % multiple_of:
-        raise ValueError(f"{name} is {features}; a multiple of {multiple_of} is needed")
+        raise ValueError(f"{name}: got {features}; a multiple of {multiple_of} is needed")
     world, rank = dist.get_world_size(process_group), dist.get_rank(process_group)
     return get_dim_for_local_rank(features, world, rank, multiple_of)
 
@@ -188,7 +188,7 @@ def parallel_pair(
     together: what the first layer makes of a hidden feature, kept on one rank.
     """
     if process_group is None:
-        raise ValueError("process_group is None; the ranks that share the layer are needed")
+        raise ValueError("process_group: got None; the ranks that share the layer are needed")
     into, hidden, out = features
     return (
         ColumnParallelLinear(
@@ -239,7 +239,7 @@ def fused_mlp_func(
 
 def _activation(name: str) -> Callable[[Tensor], Tensor]:
     if name not in ACTIVATIONS:
-        raise ValueError(f"activation is {name!r}; accepted are {', '.join(ACTIVATIONS)}")
+        raise ValueError(f"activation: got {name!r}; accepted are {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 

@@ -25,17 +25,17 @@ def check_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> None:
         checks.tensor(given, name)
     if cos.shape != sin.shape:
         raise ValueError(
-            f"sin has shape {tuple(sin.shape)}, cos has {tuple(cos.shape)}: they differ"
+            f"sin: got shape {tuple(sin.shape)}; that of cos, {tuple(cos.shape)}, is needed"
         )
     if cos.dim() not in (2, 3):
         raise ValueError(
-            f"cos has shape {tuple(cos.shape)}; (seqlen_ro, rotary_dim / 2) is needed, or "
+            f"cos: got shape {tuple(cos.shape)}; (seqlen_ro, rotary_dim / 2) is needed, or "
             "(batch, seqlen, rotary_dim / 2) with a row for each token"
         )
     if 2 * cos.shape[-1] > x.shape[-1]:
         raise ValueError(
-            f"cos has {cos.shape[-1]} columns, which rotate {2 * cos.shape[-1]} channels, "
-            f"but x has a head dimension of {x.shape[-1]}"
+            f"cos: got {cos.shape[-1]} columns, which rotate {2 * cos.shape[-1]} channels; at most "
+            f"x's head dimension of {x.shape[-1]} is needed"
         )
 
 
@@ -43,12 +43,12 @@ def _check_rows(x: Tensor, cos: Tensor, cu_seqlens: Tensor | None) -> None:
     """Raises unless a table with a row for each token fits x (batch, seqlen, ...)."""
     if cu_seqlens is not None:
         raise ValueError(
-            f"cos has shape {tuple(cos.shape)} with cu_seqlens; (seqlen_ro, rotary_dim / 2) is "
+            f"cos: got shape {tuple(cos.shape)} with cu_seqlens; (seqlen_ro, rotary_dim / 2) is "
             "needed: a row for each position"
         )
     if cos.shape[0] not in (1, x.shape[0]) or cos.shape[1] != x.shape[1]:
         raise ValueError(
-            f"cos has shape {tuple(cos.shape)}; x {tuple(x.shape)} needs a row for each token, "
+            f"cos: got shape {tuple(cos.shape)}; x {tuple(x.shape)} needs a row for each token, "
             f"({x.shape[0]}, {x.shape[1]}, rotary_dim / 2), or a table of positions, "
             "(seqlen_ro, rotary_dim / 2)"
         )
@@ -56,13 +56,13 @@ def _check_rows(x: Tensor, cos: Tensor, cu_seqlens: Tensor | None) -> None:
 
 def _check_integers(x: Tensor, name: str) -> None:
     if x.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"{name} has dtype {x.dtype}; int32 or int64 is needed")
+        raise ValueError(f"{name}: got dtype {x.dtype}; int32 or int64 is needed")
 
 
 def _check_cu_seqlens(cu_seqlens: Tensor) -> None:
     checks.tensor(cu_seqlens, "cu_seqlens")
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] == 0:
-        raise ValueError(f"cu_seqlens has shape {tuple(cu_seqlens.shape)}, expected (batch + 1,)")
+        raise ValueError(f"cu_seqlens: got shape {tuple(cu_seqlens.shape)}; (batch + 1,) is needed")
     _check_integers(cu_seqlens, "cu_seqlens")
 
 
@@ -76,14 +76,14 @@ def _check_places(
     if isinstance(seqlen_offsets, Tensor):
         if seqlen_offsets.dim() != 1 or seqlen_offsets.shape[0] not in (1, batch):
             raise ValueError(
-                f"seqlen_offsets has shape {tuple(seqlen_offsets.shape)}, expected ({batch},)"
+                f"seqlen_offsets: got shape {tuple(seqlen_offsets.shape)}; ({batch},) is needed"
             )
         _check_integers(seqlen_offsets, "seqlen_offsets")
     elif seqlen_offsets < 0:
-        raise ValueError(f"seqlen_offsets is {seqlen_offsets}; positions begin at 0")
+        raise ValueError(f"seqlen_offsets: got {seqlen_offsets}; 0 or more is needed")
     elif cu_seqlens is None and seqlen_offsets + x.shape[1] > cos.shape[0]:
         raise ValueError(
-            f"cos has {cos.shape[0]} positions; this call needs {seqlen_offsets + x.shape[1]}"
+            f"cos: got {cos.shape[0]} positions; {seqlen_offsets + x.shape[1]} are needed"
         )
 
 

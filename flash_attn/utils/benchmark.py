@@ -59,7 +59,7 @@ def _upstream(out: Tensor, grad: Tensor | None) -> Tensor:
     if grad is None:
         return torch.randn_like(out)
     if grad.shape != out.shape:
-        raise ValueError(f"grad has shape {tuple(grad.shape)}; the result's {tuple(out.shape)}")
+        raise ValueError(f"grad: got shape {tuple(grad.shape)}; {tuple(out.shape)} is needed")
     return grad
 
 

@@ -53,7 +53,7 @@ def reduce_scatter_raw(
     world = dist.get_world_size(process_group)
     if input_.shape[0] % world:
         raise ValueError(
-            f"input_ has {input_.shape[0]} rows; a multiple of {world} ranks is needed"
+            f"input_: got {input_.shape[0]} rows; a multiple of {world} ranks is needed"
         )
     output = input_.new_empty(input_.shape[0] // world, *input_.shape[1:])
     scatter = _collective("reduce_scatter_single", "reduce_scatter_tensor")

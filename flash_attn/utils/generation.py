@@ -80,7 +80,7 @@ def sample(logits: Tensor, top_k: int = 1, top_p: float = 0.0, temperature: floa
     if top_k == 1:
         return logits.argmax(dim=-1)
     if not 0.0 <= top_p <= 1.0:
-        raise ValueError(f"top_p is {top_p}; expected 0 to 1")
+        raise ValueError(f"top_p: got {top_p}; 0 to 1 is needed")
     logits = logits / temperature  # a copy, which the filters may write into
     if top_k > 0:
         modify_logits_for_top_k_filtering(logits, min(top_k, logits.shape[-1]))

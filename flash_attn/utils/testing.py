@@ -26,7 +26,7 @@ def generate_random_padding_mask(
     upper two thirds).
     """
     if mode not in ("full", "random", "third"):
-        raise ValueError(f"mode is {mode!r}; expected 'full', 'random' or 'third'")
+        raise ValueError(f"mode: got {mode!r}; 'full', 'random' or 'third' is needed")
     least = {"full": max_seqlen, "random": 0 if zero_lengths else 1, "third": max_seqlen // 3}[mode]
     lengths = torch.randint(least, max_seqlen + 1, (batch_size, 1), device=device)
     return torch.arange(max_seqlen, device=device) < lengths

@@ -212,9 +212,9 @@ def test_a_slice_of_a_batch_is_no_forgotten_zero(recwarn):
 def test_contents_are_noticed_as_the_caller_gave_them():
     x = torch.randn(6, 2, 8)
     cu = ends("cpu", [2, 4])
-    with pytest.raises(ValueError, match="max_seqlen_k is 3, but"):
+    with pytest.raises(ValueError, match="max_seqlen_k: got 3; the longest"):
         fa3.flash_attn_varlen_func(x, x, x, cu, cu, 4, 3, attention_chunk=2)
-    with pytest.raises(ValueError, match="seqused_k gives sequence 0 3 keys"):
+    with pytest.raises(ValueError, match="seqused_k: got 3 keys for sequence 0"):
         fa3.flash_attn_varlen_func(
             x, x, x, cu, cu, 4, 4, seqused_k=ints("cpu", [3, 4]), attention_chunk=2
         )

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flash_attn.cpu.scores import _softcap_in_range
+
 softcaps = st.sampled_from([0.5, 1.0, 15.0, 50.0])
 
 
@@ -57,6 +59,12 @@ def test_softcaps_that_arithmetic_would_overflow_for(core):
     assert core.softcap_in_range(1e-300) == pytest.approx(1e-20)
     for softcap in (1e31, 1e300, math.inf):
         assert core.softcap_in_range(softcap) == pytest.approx(1e30)
+
+
+@pytest.mark.parametrize("softcap", [0.0, 1e-300, 1e-20, 50.0, 1e30, 1e300, math.inf])
+def test_the_cpu_backend_has_the_same_range(core, softcap):
+    of_cpu = _softcap_in_range(softcap)
+    assert core.softcap_in_range(softcap) == pytest.approx(of_cpu, rel=1e-7, abs=0)
 
 
 @given(st.floats(-20, 20, width=32))

@@ -1,5 +1,4 @@
-// The pass before the main kernel: D = rowsum(dO * O) - dLSE, what the main kernel reads of a row,
-// and zeros where it adds.
+// The preprocess: what the main kernel reads of a row (row_stats.h), and zeros where it adds.
 #pragma once
 
 #include <algorithm>
@@ -202,8 +201,8 @@ __global__ void __launch_bounds__(kPassThreads)
   }
 }
 
-// The pass before a kernel whose delta warps compute D: clears the dQ semaphores, and computes D of
-// the first `first` heads, of all batch entries, one row block by each CTA.
+// The preprocess of a kernel whose delta warps compute D: clears the dQ semaphores, and computes D
+// of the first `first` heads, of all batch entries, one row block by each CTA.
 template <class Element>
 __global__ void __launch_bounds__(kPassThreads)
     begin_ordered_dq_kernel(__grid_constant__ BwdParams const p,

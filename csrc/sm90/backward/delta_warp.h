@@ -1,7 +1,8 @@
-// The delta warp: with ordered dQ, an otherwise idle warp of each CTA computes D = rowsum(dO * O) -
-// dLSE while consumers work, row block by row block in the order in which tiles reach them. So no
-// pass over all of dO and O comes before. The delta warp waits for no other warp; the producer warp
-// waits for it. dO and O come by TMA: loads would wait behind the consumers' additions.
+// The delta warp: with ordered dQ, an otherwise idle warp of each CTA computes D
+// (passes/backward/row_stats.h) while consumers work, row block by row block in the order in which
+// tiles reach them. So no pass over all of dO and O comes before. The delta warp waits for no other
+// warp; the producer warp waits for it. dO and O come by TMA: loads would wait behind the
+// consumers' additions.
 #pragma once
 
 #include "passes/backward/row_stats.h"
@@ -170,9 +171,9 @@ struct DeltaWarp {
     }
   }
 
-  // Dot product of a row of a tile, in four lanes, added in the order of the pass before other
-  // kernels (passes/backward/preprocess.h), so that D has the same bits. The swizzle moves a row's
-  // pieces of 16 bytes by bits of the row's number.
+  // Dot product of a row of a tile, in four lanes, added in the preprocess's order
+  // (passes/backward/preprocess.h), so that D has the same bits. The swizzle moves a row's eights
+  // by bits of the row's number.
   __device__ float dot_of(int stage, int row) const {
     constexpr int kRunColumns = kRun<Config::kHeadDimV>, kColumns = kLanes * 8;
     constexpr int kSteps = Config::kHeadDimV / kColumns;

@@ -1,5 +1,5 @@
-// A consumer warpgroup of ordered dQ, in a stream of tiles (OrderedDqConfig): it is not idle behind
-// a product between two of them.
+// A consumer warpgroup of ordered dQ, in a stream of tiles (OrderedDqConfig): the last step of a
+// tile starts the next tile's first scores, so the tensor cores are not idle between tiles.
 #pragma once
 
 #include "sm90/backward/consumer_steps.h"

@@ -62,12 +62,13 @@ enum class KeyPlace { Any, SmallPages, LargePages };
 // are launched with, or in shared memory if the call asks.
 enum class Largest { None, InRegisters, InShared };
 
-// kPackGqa_: pack-GQA, rows are queries with several heads each (core/work_tile.h); in a kernel of
-// its own, because what it takes would slow the others down. kSplit_: in addition, a row block has
-// one KV split. kSecondN_: keys of a second tile, for calls in which it takes less time, in a
-// kernel of its own; 0: there is none. kKeys_: whether keys are in pages, and lie in shared memory
-// as their boxes bring them (pages.h). kAsked_: for calls that ask for largest logits; kernels with
-// score mods serve these as they are. kCachedBits_: of K and V: 16, or 8 of codes (codes.h).
+// kSecondN_: keys of a second tile, in a kernel of its own (`Second`); 0: there is none.
+// kCachedBits_: of K and V: 16, or 8 of codes (codes.h).
+// The others make kernels of their own, because what they take would slow the first one down:
+// kPackGqa_: pack-GQA, rows are queries with several heads each (core/work_tile.h).
+// kSplit_: in addition, a row block has one KV split.
+// kKeys_: keys are in pages only, and lie in shared memory as their boxes bring them (pages.h).
+// kAsked_: for calls that ask for largest logits; kernels with score mods serve these as they are.
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
           int kStages_, int kSecondN_, int kCachedBits_, ScoreLevel kScores_,
           bool kPackGqa_ = false, bool kSplit_ = false, KeyPlace kKeys_ = KeyPlace::Any,
@@ -152,9 +153,10 @@ struct ForwardConfig {
       typename KeyTiles<kPagesOnly, Element, kBlockN, kHeadDim, kStages>::Layout>;
   using SmemLayoutV = typename Values::Layout;
 
-  // The wait for P·V lies between the two rows' exponentials, not behind both. H200, of FA3 over
-  // eight sizes: d 64 1.087 instead of 1.076, d 128 0.963 instead of 0.940, d 192 1.001 instead of
-  // 0.993, d 96 1.073 instead of 1.075; but d 256, with 80 keys a block, 0.992 instead of 0.996.
+  // The wait for P·V lies between the two rows' exponentials, not behind both, where a block has so
+  // many keys. H200, of FA3 over eight sizes: d 64 1.087 instead of 1.076, d 128 0.963 instead of
+  // 0.940, d 192 1.001 instead of 0.993; d 256, with 80 keys, would have 0.992 instead of 0.996. d
+  // 96, 1.073 instead of 1.075, is no reason for a rule of its own.
   static constexpr bool kWaitsBetweenRows = kBlockN > 80;
 
   static constexpr ForwardTileShape kTile{kHeadDim, kHeadDimV, kBlockM,

@@ -139,7 +139,7 @@ struct Consumer {
     if (unseen < steps) {
       Probabilities p;
       Work<ScoreMods> const work{block, score_mods, steps, acc, p};
-      // With score mods there is one copy of the code: without limits the mask hides nothing.
+      // With score mods there is one copy of the code, always masked: a mask may hide nothing.
       if (ScoreMods::kAny || unseen < block.masked_steps) {
         first_step<true>(work, unseen);
       } else {
@@ -216,7 +216,7 @@ struct Consumer {
   __device__ __forceinline__ void start_values(Position at, Probabilities const& p, Acc& acc) {
     auto const slice = MmaValues{}.get_slice(0);
     Tensor v = make_tensor(make_smem_ptr(smem.v[0]), typename Config::SmemLayoutV{});
-    // The same registers, as one product or more has them.
+    // acc.out's registers, in the layout of the product, or of several of fewer columns.
     using OutShape = Shape<Int<kWarpgroupRows>, Int<Config::kHeadDimV>>;
     using OfProducts = decltype(partition_fragment_C(MmaValues{}, OutShape{}));
     Tensor out = make_tensor(acc.out.data(), typename OfProducts::layout_type{});

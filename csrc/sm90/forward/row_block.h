@@ -75,7 +75,7 @@ struct RowBlock {
         softmax_scale *= has_keys ? p.codes.q.of_head(tile.batch, head / group) : 1.f;
       }
       if constexpr (Config::kScores == ScoreLevel::Plain) {
-        // 0, as a product of tiny scales may be, would make a row look as if it saw no key.
+        // If tiny descales made the scale 0, a row would look as if it saw no key.
         constexpr float kLeast = 1e-30f;
         softmax_scale = softmax_scale < kLeast ? kLeast : softmax_scale;
       }

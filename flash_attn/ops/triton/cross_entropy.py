@@ -145,11 +145,11 @@ def _check_tensors(logits: Tensor, labels: Tensor) -> None:
     checks.tensor(logits, "logits")
     checks.tensor(labels, "labels")
     if not logits.is_floating_point():
-        raise ValueError(f"logits has dtype {logits.dtype}; a floating-point one is needed")
+        raise ValueError(f"logits: got dtype {logits.dtype}; a floating-point one is needed")
     if labels.dtype not in (torch.int64, torch.int32):
         hint = "; probabilities of classes are not offered" if labels.is_floating_point() else ""
         raise ValueError(
-            f"labels has dtype {labels.dtype}; a class of each row, int64 or int32, is needed{hint}"
+            f"labels: got dtype {labels.dtype}; classes of rows, int64 or int32, are needed{hint}"
         )
 
 
@@ -158,7 +158,7 @@ def _check_labels(labels: Tensor, vocab: int, ignore_index: int) -> None:
     wrong = (labels != ignore_index) & ((labels < 0) | (labels >= vocab))
     if wrong.any():
         raise ValueError(
-            f"labels holds {int(labels[wrong][0])}; accepted are 0 to {vocab - 1}, and "
+            f"labels: got {int(labels[wrong][0])}; accepted are 0 to {vocab - 1}, and "
             f"ignore_index = {ignore_index}"
         )
 
@@ -204,10 +204,11 @@ def cross_entropy_loss(
     """
     _check_tensors(logits, labels)
     if logits.dim() != 2:
-        raise ValueError(f"logits has shape {tuple(logits.shape)}; expected (rows, vocab)")
+        raise ValueError(f"logits: got shape {tuple(logits.shape)}; (rows, vocab) is needed")
     if labels.shape != logits.shape[:1]:
         raise ValueError(
-            f"labels has shape {tuple(labels.shape)}; expected (rows,) = {tuple(logits.shape[:1])}"
+            f"labels: got shape {tuple(labels.shape)}; {tuple(logits.shape[:1])}, a class for "
+            "each row of logits, is needed"
         )
     if labels.is_cpu and type(labels) is Tensor and not torch.compiler.is_compiling():
         shards = 1 if process_group is None else dist.get_world_size(process_group)

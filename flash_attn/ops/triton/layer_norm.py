@@ -66,15 +66,15 @@ def _check(
     x: Tensor, weight: Tensor, x1: Tensor | None, rowscale: Tensor | None, dropout_p: float
 ) -> None:
     if not 0.0 <= dropout_p <= 1.0:
-        raise ValueError(f"dropout_p is {dropout_p}; expected 0 to 1")
+        raise ValueError(f"dropout_p: got {dropout_p}; 0 to 1 is needed")
     if weight.shape != x.shape[-1:]:
         raise ValueError(
-            f"weight has shape {tuple(weight.shape)}; x {tuple(x.shape)} needs ({x.shape[-1]},)"
+            f"weight: got shape {tuple(weight.shape)}; x {tuple(x.shape)} needs ({x.shape[-1]},)"
         )
     rows = tuple(x.shape[:-1])
     if rowscale is not None and tuple(rowscale.shape) not in (rows, (math.prod(rows),)):
         raise ValueError(
-            f"rowscale has shape {tuple(rowscale.shape)}; expected one factor per row of x, "
+            f"rowscale: got shape {tuple(rowscale.shape)}; one factor per row of x is needed, "
             f"{rows} or ({math.prod(rows)},)"
         )
     if rowscale is not None and x1 is not None:
