@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from tests import all_pairs
 from tests.devices import GPU
 from tests.gpu_room import Room
 from tests.kernels import library as host_kernels
@@ -49,6 +50,20 @@ CUDA_REJECTS = frozenset({"fp32", "fp64"})
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # the workers are the parallelism
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--every-combination",
+        action="store_true",
+        help="of parameters; else without a GPU only so many that each pair of values is in one",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("every_combination"):
+        items[:], left_out = all_pairs.select(items)
+        config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture
