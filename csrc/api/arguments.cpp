@@ -38,34 +38,35 @@ void set_alibi(Scores& s, Tensor const& slopes, int batch, int heads, Tensor con
   s.alibi_head_stride = slopes.stride(dims - 1);
 }
 
-struct Descale {
+struct DescaleArgument {
   OptionalTensor const& numbers;
   double all;
   char const* name;
 };
 
-CodeScale scale(Descale const& descale, Tensor const& cache, FwdParams const& p, Tensor const& q) {
-  CodeScale scale{};
-  scale.all = static_cast<float>(descale.all);
+Descale descale_of(DescaleArgument const& descale, Tensor const& cache, FwdParams const& p,
+                   Tensor const& q) {
+  Descale made{};
+  made.all = static_cast<float>(descale.all);
   if (!descale.numbers) {
-    return scale;
+    return made;
   }
   Tensor const& numbers = *descale.numbers;
   char const* const name = descale.name;
   check_on_device_of(numbers, name, q);
-  scale.of_rows = numbers.dim() == 3;
-  bool const fits = scale.of_rows
+  made.of_rows = numbers.dim() == 3;
+  bool const fits = made.of_rows
                         ? cache.dim() == 4 && numbers.size(0) == cache.size(0) &&
                               numbers.size(1) == cache.size(1) && numbers.size(2) == p.heads_kv
                         : numbers.dim() == 2 && numbers.size(0) == p.seqlens.batch &&
                               numbers.size(1) == p.heads_kv;
   require(numbers.scalar_type() == ScalarType::Float && fits, name, "descale", numbers,
           p.seqlens.batch, p.heads_kv);
-  scale.ptr = static_cast<float const*>(numbers.data_ptr());
-  scale.batch_stride = numbers.stride(0);
-  scale.row_stride = scale.of_rows ? numbers.stride(1) : 0;
-  scale.head_stride = numbers.stride(numbers.dim() - 1);
-  return scale;
+  made.ptr = static_cast<float const*>(numbers.data_ptr());
+  made.batch_stride = numbers.stride(0);
+  made.row_stride = made.of_rows ? numbers.stride(1) : 0;
+  made.head_stride = numbers.stride(numbers.dim() - 1);
+  return made;
 }
 
 // Before new rows are written: no kernel would read them.
@@ -184,20 +185,21 @@ void set_latent_queries(FwdParams& p, OptionalTensor const& qv, Tensor const& q)
   p.q_latent = operand(*qv, "qv", q);
 }
 
-void set_scales(FwdParams& p, CodeArguments const& codes, KeyTensors const& keys, Tensor const& q) {
+void set_descales(FwdParams& p, CodeArguments const& codes, KeyTensors const& keys,
+                  Tensor const& q) {
   auto const& [k_descale, v_descale, k_all, v_all] = codes;
   bool const any = k_descale || v_descale || k_all != 1 || v_all != 1;
   require(p.codes.used || !any, "k_descale", "needs", "k_cache and v_cache of Float8_e4m3fn");
   refuse_wide_codes(p);
-  p.codes.k = scale({k_descale, k_all, "k_descale"}, keys.k, p, q);
-  p.codes.v = scale({v_descale, v_all, "v_descale"}, keys.v, p, q);
+  p.codes.k = descale_of({k_descale, k_all, "k_descale"}, keys.k, p, q);
+  p.codes.v = descale_of({v_descale, v_all, "v_descale"}, keys.v, p, q);
 }
 
-void set_query_scale(FwdParams& p, OptionalTensor const& q_descale, double q_descale_all,
-                     Tensor const& q) {
+void set_query_descale(FwdParams& p, OptionalTensor const& q_descale, double q_descale_all,
+                       Tensor const& q) {
   require(!q_descale || q_descale->dim() == 2, "q_descale", "dims",
           q_descale ? q_descale->dim() : 0, 2);
-  p.codes.q = scale({q_descale, q_descale_all, "q_descale"}, q, p, q);
+  p.codes.q = descale_of({q_descale, q_descale_all, "q_descale"}, q, p, q);
 }
 
 Mask mask(ScoreArguments const& a, Seqlens const& lengths) {

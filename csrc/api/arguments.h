@@ -56,15 +56,16 @@ struct CodeArguments {
 };
 
 // Sets them, if K and V are codes; p has lengths, heads and keys already.
-void set_scales(FwdParams& p, CodeArguments const& codes, KeyTensors const& keys, Tensor const& q);
+void set_descales(FwdParams& p, CodeArguments const& codes, KeyTensors const& keys,
+                  Tensor const& q);
 
 // Sets qv [b, sq, h, dv] of latent attention, if there is one; p has keys already.
 void set_latent_queries(FwdParams& p, OptionalTensor const& qv, Tensor const& q);
 
 // Sets that of q, a number for each (sequence, KV head), or for all; p has lengths and heads
 // already.
-void set_query_scale(FwdParams& p, OptionalTensor const& q_descale, double q_descale_all,
-                     Tensor const& q);
+void set_query_descale(FwdParams& p, OptionalTensor const& q_descale, double q_descale_all,
+                       Tensor const& q);
 
 Mask mask(ScoreArguments const& a, Seqlens const& lengths);
 

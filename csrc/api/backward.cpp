@@ -106,7 +106,7 @@ Tensor launch(BwdParams p, Tensor const& dout, Forward const& f, Gradients const
       f.lse.dim() == 3 ? empty(q, {f.lse.size(0), f.lse.size(1), f.lse.size(2)}, ScalarType::Float)
                        : empty(q, {f.lse.size(0), f.lse.size(1)}, ScalarType::Float);
   p.softmax_d = rows(softmax_d, "softmax_d", q);
-  plan::BackwardPlan const plan = plan_of(p, variant, device, deterministic);
+  plan::BackwardPlan const plan = backward_plan_of(p, variant, device, deterministic);
   follow(plan.choice, variant, device, deterministic, p);
   BwdWorkspaceSize const size = workspace_size(p, variant, deterministic);
   Scratch const sums(q, size.dq, ScalarType::Float), stats(q, size.stats, ScalarType::Float),

@@ -98,7 +98,7 @@ Outputs launch(Tensor const& q, Tensor const& k, Tensor const& v, FwdParams p, A
   p.q = operand(q, "q", q);
   KeyTensors const keys{k, v, /*of_cache=*/p.pages.table != nullptr};
   set_keys(p, keys, q);
-  set_scales(p, a.codes, keys, q);
+  set_descales(p, a.codes, keys, q);
   set_latent_queries(p, a.qv, q);
   require(!a.qv || p.seqlens.in_pages, "qv", "needs", "block_table");
   if ((p.codes.used || a.qv) && (a.return_max_logits || a.score.dropout_p > 0)) {

@@ -54,8 +54,8 @@ std::tuple<Tensor, Tensor> fp8_forward(Tensor q, Tensor k, Tensor v, OptionalTen
   }
   KeyTensors const keys{k, v, /*of_cache=*/true};
   set_operands(p, keys, q);
-  set_scales(p, {k_descale, v_descale, k_descale_all, v_descale_all}, keys, q);
-  set_query_scale(p, q_descale, q_descale_all, q);
+  set_descales(p, {k_descale, v_descale, k_descale_all, v_descale_all}, keys, q);
+  set_query_descale(p, q_descale, q_descale_all, q);
   require(!p.codes.k.of_rows && !p.codes.v.of_rows, "k_descale", "dims", 3, 2);
 
   ScalarType const dtype = fp16_out ? ScalarType::Half : ScalarType::BFloat16;

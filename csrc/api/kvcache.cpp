@@ -142,7 +142,7 @@ std::tuple<Tensor, Tensor> with_kvcache(
   if (block_table) {
     set_pages(p, k_cache, *block_table, q);
   }
-  set_scales(p, {k_descale, v_descale, k_descale_all, v_descale_all}, keys, q);
+  set_descales(p, {k_descale, v_descale, k_descale_all, v_descale_all}, keys, q);
   set_latent_queries(p, qv, q);
   ScoreArguments const arguments{0.0,          softmax_scale, causal,       window_left,
                                  window_right, softcap,       alibi_slopes, s_aux};

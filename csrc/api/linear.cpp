@@ -64,7 +64,7 @@ linear::WalkPlan const& vector_plan(Tensor const& q, Tensor const& v) {
 bool has_aligned_gates(ForwardParams const& p) {
   TensorView<void const> const gates{p.gate.ptr, p.gate.batch_stride, p.gate.row_stride,
                                      p.gate.head_stride};
-  return is_aligned(gates, p.k_dim, p.gate.wide ? sizeof(float) : sizeof(uint16_t));
+  return is_aligned(gates, p.k_dim, p.gate.fp32 ? sizeof(float) : sizeof(uint16_t));
 }
 
 void vector_forward(Tensor const& q, Tensor const& k, Tensor const& v, OptionalTensor const& g,
@@ -155,8 +155,8 @@ void set_gradients(linear::BackwardParams& p, Tensor const& q, Tensor const& dou
   f.initial = state_view<float const>(initial_state, "initial_state", f, q);
   p.dfinal = state_view<float const>(dfinal_state, "dfinal_state", f, q);
   p.dinitial = state_view<float>(dinitial_state, "dinitial_state", f, q);
-  p.wide = dq.scalar_type() == ScalarType::Float;
-  ScalarType const of_dqk = p.wide ? ScalarType::Float : q.scalar_type();
+  p.fp32 = dq.scalar_type() == ScalarType::Float;
+  ScalarType const of_dqk = p.fp32 ? ScalarType::Float : q.scalar_type();
   p.dq = gradient_view(dq, "dq", q, f.heads, f.k_dim, of_dqk);
   p.dk = gradient_view(dk, "dk", q, f.heads, f.k_dim, of_dqk);
   p.dv = gradient_view(dv, "dv", q, f.heads, f.v_dim, q.scalar_type());
@@ -176,11 +176,11 @@ struct VectorGradientsWorkspace {
 
   // Where launches write the gradient that is to be `whole`.
   linear::VectorGradientsParams target(TensorView<void> const& whole, float* dg, int number,
-                                       bool wide) const {
+                                       bool fp32) const {
     linear::VectorGradientsParams p{};
     p.out = whole;
     p.dg = dg;
-    p.wide = wide || tiles_v > 1;
+    p.fp32 = fp32 || tiles_v > 1;
     p.v_tile_stride = rows;
     p.states = states.data<uint4>();
     if (tiles_v > 1) {
@@ -218,8 +218,8 @@ void vector_backward(linear::BackwardParams const& p, Tensor const& q,
   char const* const dtype = dtype_name(q, "q");
   VectorGradientsWorkspace const workspace(q, f, p.dg);
   WalkWorkspaceOf const before(q, f, plan, plan.k_tile), after(q, f, plan, plan.k_tile);
-  linear::VectorBackwardParams of{workspace.target(p.dq, p.dg, 0, p.wide),
-                                  workspace.target(p.dk, p.dg, 1, p.wide)};
+  linear::VectorBackwardParams of{workspace.target(p.dq, p.dg, 0, p.fp32),
+                                  workspace.target(p.dk, p.dg, 1, p.fp32)};
   bool const aligned_g = has_aligned_gates(f);
   of.dq.walk = {f, aligned_g, linear::forward_scale(f.scale)};
   of.dq.walk.forward.workspace = before.pointers();
@@ -243,10 +243,10 @@ void vector_backward(linear::BackwardParams const& p, Tensor const& q,
   if (workspace.tiles_v > 1) {
     linear::PartsParams parts{workspace.part(0), workspace.tiles_v, workspace.rows,
                               p.dq.ptr,          p.dq.row_stride,   f.sequences};
-    linear::launch_add_parts(parts, p.wide ? "fp32" : dtype, launch);
+    linear::launch_add_parts(parts, p.fp32 ? "fp32" : dtype, launch);
     parts.parts = workspace.part(1);
     parts.out = p.dk.ptr;
-    linear::launch_add_parts(parts, p.wide ? "fp32" : dtype, launch);
+    linear::launch_add_parts(parts, p.fp32 ? "fp32" : dtype, launch);
     if (p.dg) {
       parts.parts = workspace.part(2);
       parts.out = p.dg;

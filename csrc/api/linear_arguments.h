@@ -41,19 +41,19 @@ inline linear::GateView gate_view(OptionalTensor const& g, Tensor const& q, int6
     return {};
   }
   check_on_device_of(*g, "g", q);
-  bool const wide = g->scalar_type() == ScalarType::Float;
-  check(wide || g->scalar_type() == q.scalar_type(), "g must be fp32 or of q's dtype");
+  bool const fp32 = g->scalar_type() == ScalarType::Float;
+  check(fp32 || g->scalar_type() == q.scalar_type(), "g must be fp32 or of q's dtype");
   auto const stride = [&](int dim) { return g->size(dim) == 1 ? 0 : g->stride(dim); };
   if (g->dim() == 1) {
     check(g->size(0) == heads, "g has ", g->size(0), " heads, expected ", heads);
-    return {g->data_ptr(), 0, 0, stride(0), wide};
+    return {g->data_ptr(), 0, 0, stride(0), fp32};
   }
   check((g->dim() == 3 || is_vector(g)) && g->size(0) == q.size(0) && g->size(1) == q.size(1) &&
             g->size(2) == heads,
         "g must be (", heads, ") or (", q.size(0), ", ", q.size(1), ", ", heads, ", …)");
   check(!is_vector(g) || (g->size(3) == q.size(3) && has_unit_columns(*g)),
         "g must have a number for each of q's columns, without gaps");
-  return {g->data_ptr(), stride(0), stride(1), stride(2), wide};
+  return {g->data_ptr(), stride(0), stride(1), stride(2), fp32};
 }
 
 template <class T>

@@ -6,7 +6,7 @@
 #include "api/direct.h"
 #include "api/linear_arguments.h"
 #include "launch/device.h"
-#include "linear/delta.h"
+#include "linear/delta_rule.h"
 
 namespace flash::api {
 namespace {

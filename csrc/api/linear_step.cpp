@@ -35,8 +35,8 @@ linear::StepGate gate_of(OptionalTensor const& g, char const* name, StepParams c
     return {};
   }
   check_on_device_of(*g, name, q);
-  bool const wide = g->scalar_type() == ScalarType::Float;
-  check(wide || g->scalar_type() == q.scalar_type(), name, " must be fp32 or of q's dtype");
+  bool const fp32 = g->scalar_type() == ScalarType::Float;
+  check(fp32 || g->scalar_type() == q.scalar_type(), name, " must be fp32 or of q's dtype");
   check(g->is_contiguous(), name, " must be contiguous");
   int64_t const dims = g->dim(), h = p.heads, k = p.k_dim;
   bool const of_heads = dims == 1 && g->size(0) == h;
@@ -44,7 +44,7 @@ linear::StepGate gate_of(OptionalTensor const& g, char const* name, StepParams c
   check(of_heads || (of_rows && (dims == 2 || (dims == 3 && g->size(2) == k))), name, " must be (",
         h, "), (", p.rows, ", ", h, ") or (", p.rows, ", ", h, ", ", k, ")");
   int64_t const of_head = dims == 3 ? k : 1;
-  return {g->data_ptr(), of_heads ? 0 : h * of_head, of_head, dims == 3 ? 1 : 0, wide};
+  return {g->data_ptr(), of_heads ? 0 : h * of_head, of_head, dims == 3 ? 1 : 0, fp32};
 }
 
 // Sets the states, and how they lie.

@@ -13,7 +13,7 @@
 #include "launch/decode_plan.h"
 #include "launch/decode_schedule.h"
 #include "launch/device.h"
-#include "launch/force.h"
+#include "launch/measuring.h"
 #include "launch/plan_text.h"
 #include "launch/select.h"
 #include "launch/trace.h"
@@ -239,8 +239,8 @@ PyObject* explain_decode(PyObject*, PyObject* args) {
   Served served{.few_queries = p.seqlens.few_q == kAllQueries ? 0 : p.seqlens.few_q};
   if (selection.variant && call.has_rows()) {
     plan::DecodePlan const plan = decode_plan_of(p, call.device, call.num_splits, call.cached);
-    SplitSchedule const split = decode_schedule(*selection.variant, p, plan.split, call.device);
-    served.splits = split.max_splits << split.cluster_log2;
+    SplitSchedule const split = decode_schedule(*selection.variant, p, plan.cut, call.device);
+    served.splits = split.max_pieces << split.cluster_log2;
     served.plan = decode_json(
         plan::decode_choices(decode_problem_of(p, call.device, call.num_splits, call.cached),
                              machine_of(call.device),

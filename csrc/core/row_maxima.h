@@ -10,8 +10,8 @@
 namespace flash {
 
 // Bits that compare as ints as the floats do, negative ones included, and back.
-FLASH_HD int sortable_bits(float x) {
-  int const bits = ordered_bits(x);
+FLASH_HD int bits_in_order(float x) {
+  int const bits = bits_ordered_from_zero(x);
   return bits ^ (bits >> 31 & INT32_MAX);
 }
 FLASH_HD float from_sortable_bits(int bits) {
@@ -30,7 +30,7 @@ FLASH_HD float largest_logit(bool saw_key, float top, float scale, float lse) {
 // threads. Bits of floats that are not negative have the order of ints; those of negative ones that
 // of unsigned numbers backwards, behind all others. NAN is larger than all.
 __device__ inline void raise_logit(float* logit, float x) {
-  int const bits = ordered_bits(x);
+  int const bits = bits_ordered_from_zero(x);
   if (bits >= 0) {
     atomicMax(reinterpret_cast<int*>(logit), bits);
   } else {
@@ -38,7 +38,7 @@ __device__ inline void raise_logit(float* logit, float x) {
   }
 }
 
-// The same for the largest of a warp's rows. Each lane has one row, as sortable_bits.
+// The same for the largest of a warp's rows. Each lane has one row, as bits_in_order.
 __device__ inline void raise_logit_of_warp(float* logit, int bits) {
   int const most = __reduce_max_sync(WarpLanes::kAll, bits);
   if (WarpLanes{}.index() == 0) {
@@ -68,7 +68,7 @@ __device__ inline void raise_logits_of_warp(float* logit, int heads, int head, i
 #pragma unroll 1
     for (int h = 0; h < heads; ++h) {
       int const most =
-          __reduce_max_sync(WarpLanes::kAll, head == h ? bits : sortable_bits(-INFINITY));
+          __reduce_max_sync(WarpLanes::kAll, head == h ? bits : bits_in_order(-INFINITY));
       bits = head == h ? most : bits;
     }
   }

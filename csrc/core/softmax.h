@@ -51,7 +51,7 @@ FLASH_HD float power_below(float x, float top) { return x == top ? 1.f : exp2_fa
 
 // Bits whose order as ints is that of floats that are not negative; negative floats are below them,
 // in no useful order.
-FLASH_HD int ordered_bits(float x) {
+FLASH_HD int bits_ordered_from_zero(float x) {
 #if defined(__CUDA_ARCH__)
   return __float_as_int(x);
 #else
@@ -191,22 +191,22 @@ struct OnlineSoftmax {
   template <int kCols, class Scores, class Offsets = NoOffsets>
   FLASH_HD bool may_move_row(int r, Scores&& scores, float slack,
                              Offsets const& offsets = {}) const {
-    int const limit = ordered_bits(offsets.take_away(r, max[r]) + slack);
+    int const limit = bits_ordered_from_zero(offsets.take_away(r, max[r]) + slack);
     // 0 is above a negative limit.
     return top_bits<kCols>(r, scores, limit) > limit;
   }
 
   template <int kCols, class Scores>
   FLASH_HD bool may_move_row(int r, Scores&& scores, float slack, KeptTops<kRows>& kept) const {
-    int const limit = ordered_bits(max[r] + slack);
-    int const top = top_bits<kCols>(r, scores, ordered_bits(kept.top[r]));
+    int const limit = bits_ordered_from_zero(max[r] + slack);
+    int const top = top_bits<kCols>(r, scores, bits_ordered_from_zero(kept.top[r]));
     // At 0 it may not be the largest one, because negative scores are in no order.
     bool const stays = top > 0 && top <= limit;
     kept.top[r] = stays ? from_ordered_bits(top) : kept.top[r];
     return !stays;
   }
 
-  // The largest of 0, `least` and the scores of a row, as ordered_bits has them.
+  // The largest of 0, `least` and the scores of a row, as bits_ordered_from_zero has them.
   template <int kCols, class Scores>
   FLASH_HD static int top_bits(int r, Scores&& scores, int least) {
     static_assert(kCols % 4 == 0);
@@ -215,8 +215,8 @@ struct OnlineSoftmax {
     for (int c = 0; c < kCols; c += 4) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        tops[i] = max_of_three(tops[i], ordered_bits(scores(r, c + 2 * i)),
-                               ordered_bits(scores(r, c + 2 * i + 1)));
+        tops[i] = max_of_three(tops[i], bits_ordered_from_zero(scores(r, c + 2 * i)),
+                               bits_ordered_from_zero(scores(r, c + 2 * i + 1)));
       }
     }
     return std::max(tops[0], tops[1]);

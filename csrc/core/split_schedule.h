@@ -43,7 +43,7 @@ struct Piece {
 // over if lengths are alike; every surplus CTA searches as well, 4 µs on an H200.
 FLASH_HD int64_t num_slices(SplitSchedule const& s) {
   int64_t const by_chunk = int64_t(s.all_row_blocks) + s.extra;
-  int64_t const by_limit = int64_t(s.all_row_blocks) * s.max_splits;
+  int64_t const by_limit = int64_t(s.all_row_blocks) * s.max_pieces;
   return by_chunk < by_limit ? by_chunk : by_limit;
 }
 
@@ -64,7 +64,7 @@ FLASH_HD int divide_up(int64_t n, int64_t d) {
 // A sequence without keys has a piece too: a CTA has to write its zeros.
 FLASH_HD int num_splits(SplitSchedule const& s, int chunk, int units) {
   uint32_t const splits = (uint32_t(units) + uint32_t(chunk) - 1) / uint32_t(chunk);
-  return splits < 1 ? 1 : splits < uint32_t(s.max_splits) ? int(splits) : s.max_splits;
+  return splits < 1 ? 1 : splits < uint32_t(s.max_pieces) ? int(splits) : s.max_pieces;
 }
 
 struct SequenceSize {
@@ -170,11 +170,11 @@ template <class Lanes, class Sizes>
 FLASH_HD Piece find_piece(SplitSchedule const& s, int index, Lanes lanes, Sizes sizes) {
   int const slice = s.tiles.quotient(index);
   int const tile = s.tiles.remainder(index, slice), tiles = int(s.tiles.divisor);
-  if (s.max_splits == 1 && !s.varlen) {
+  if (s.max_pieces == 1 && !s.varlen) {
     return {slice, tile, 0, 1, index, tiles, true};
   }
   // A single sequence that is not cut needs no search.
-  if (s.max_splits == 1 && s.batch == 1) {
+  if (s.max_pieces == 1 && s.batch == 1) {
     int const row_blocks = sizes(0).row_blocks;
     if (slice < row_blocks) {
       int const place = tile + slice * tiles;
@@ -182,7 +182,7 @@ FLASH_HD Piece find_piece(SplitSchedule const& s, int index, Lanes lanes, Sizes 
     }
   }
   BatchSizes<Lanes, Sizes> const batch(s, lanes, sizes);
-  int const chunk = s.max_splits == 1 ? INT32_MAX : fitting_chunk(batch);
+  int const chunk = s.max_pieces == 1 ? INT32_MAX : fitting_chunk(batch);
   if (s.equal) {
     int const splits = num_splits(s, chunk, batch.first.units);
     int const sequence = slice / splits, first = sequence * splits;

@@ -16,7 +16,7 @@ struct RowFactor {
   // A row of zeros, of infinities or of NaN stays as it is.
   __device__ explicit RowFactor(float largest) {
     constexpr int kBias = 127, kFirst = 23, kTop = 14;
-    int const exponent = ordered_bits(largest) >> kFirst;
+    int const exponent = bits_ordered_from_zero(largest) >> kFirst;
     if (exponent > 0 && exponent < 255) {
       // 2^(kTop - exponent), as far as it has an inverse
       int const bits = min(kTop + 2 * kBias - exponent, 2 * kBias - 1);

@@ -55,8 +55,8 @@ struct CachedTile {
 // Room for the scales of the same rows, for codes that have some.
 template <class Config, bool = Config::kCodes>
 struct ScaleStorage {
-  float k_scales[Config::kStages][Config::kBlockN];
-  float v_scales[Config::kStages][Config::kBlockN];
+  float k_descales[Config::kStages][Config::kBlockN];
+  float v_descales[Config::kStages][Config::kBlockN];
 };
 
 template <class Config>

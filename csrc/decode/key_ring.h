@@ -54,14 +54,14 @@ struct KeyRing {
     exist[Config::kStages - 1] = __ballot_sync(0xffffffffu, mine);
     look_up();
     if constexpr (Config::kCodes) {
-      load_scales(p.codes.k, ring.k_scales[stage]);
+      load_descales(p.codes.k, ring.k_descales[stage]);
     }
     load<Config::kHeadDim>(work.k, p.k, ring.k[stage].data(), p.head_dim, p.odd.columns_k);
   }
 
   __device__ void load_v(int stage) {
     if constexpr (Config::kCodes) {
-      load_scales(p.codes.v, ring.v_scales[stage]);
+      load_descales(p.codes.v, ring.v_descales[stage]);
     }
     load<Config::kHeadDimV>(work.v, p.v, ring.v[stage].data(), p.head_dim_v, p.odd.columns_v);
   }
@@ -82,12 +82,12 @@ struct KeyRing {
   }
 
   // They are of the cp.async group that comes next.
-  __device__ void load_scales(CodeScale const& scale, float* target) {
+  __device__ void load_descales(Descale const& descale, float* target) {
     using CopyOp = SM80_CP_ASYNC_CACHEALWAYS_ZFILL<float>;
-    if (scale.of_rows && lane < kN) {
+    if (descale.of_rows && lane < kN) {
       bool const exists = exist[Config::kStages - 1] >> lane & 1;
       float const* const source =
-          scale.of_row(exists ? current.page : 0, current.row, work.tile.head_kv);
+          descale.of_row(exists ? current.page : 0, current.row, work.tile.head_kv);
       CopyOp::copy(*source, target[lane], exists);
     }
   }

@@ -265,7 +265,7 @@ struct BlockRows {
   }
 
   __device__ float scale(PartPlace const& at) const {
-    CodeScale const& scale = at.kind == PartPlace::Key ? p.fwd.codes.k : p.fwd.codes.v;
+    Descale const& scale = at.kind == PartPlace::Key ? p.fwd.codes.k : p.fwd.codes.v;
     PageSlot const of = slot(at);
     float const head = scale.of_head(work.tile.sequence, work.tile.head_kv);
     return scale.of_rows && work.pages.exists(of)

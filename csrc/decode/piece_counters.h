@@ -23,7 +23,7 @@ static inline DecodeParams with_counters(DecodeParams const& params, LaunchConte
   if (params.counters) {
     FLASH_CHECK_CUDA(cudaMemsetAsync(params.counters, 0, pieces * sizeof(uint32_t), launch.stream),
                      launch.name);
-  } else if (params.split.max_splits > 1) {
+  } else if (params.split.max_pieces > 1) {
     counted.counters = counters().of(Counting::Pieces, pieces, launch);
   }
   return counted;

@@ -89,10 +89,10 @@ __device__ void apply_limits(Scores& s, LaneRows<Config> const& rows, unsigned e
 template <class Config>
 struct CodeFactors {
   static constexpr int kRows = 2;
-  CodeScales const& codes;
+  CodeDescales const& codes;
   float of_scores[kRows];
 
-  __device__ CodeFactors(CodeScales const& codes_, float of_keys,
+  __device__ CodeFactors(CodeDescales const& codes_, float of_keys,
                          RowFactorStorage<Config> const& smem, FragmentCoord<1> coord)
       : codes(codes_) {
 #pragma unroll
@@ -192,7 +192,7 @@ __device__ void attend(DecodeParams const& params, DecodeWork<Config> const& wor
     Tensor s_mma = scores<Config>(q, storage.k[stage].data(), lane);
     Tensor s = make_tensor(s_mma.data(), rows_and_columns(s_mma.layout()));
     if constexpr (Config::kCodes) {
-      factors.scale_scores(s, storage.k_scales[stage], coord);
+      factors.scale_scores(s, storage.k_descales[stage], coord);
     }
     unsigned const exist = ring.existing();
     __syncwarp();
@@ -211,7 +211,7 @@ __device__ void attend(DecodeParams const& params, DecodeWork<Config> const& wor
     }
     if constexpr (Config::kCodes) {
       ring.wait();
-      factors.scale_probabilities(s, storage.v_scales[stage], coord);
+      factors.scale_probabilities(s, storage.v_descales[stage], coord);
     }
     Tensor probabilities = convert<typename Config::Operand>(s_mma);
     if constexpr (!Config::kCodes) {

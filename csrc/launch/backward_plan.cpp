@@ -5,7 +5,7 @@
 #include "core/varlen_rows.h"
 #include "core/work_tile.h"
 #include "launch/device.h"
-#include "launch/force.h"
+#include "launch/measuring.h"
 #include "launch/plan_cache.h"
 #include "launch/plan_text.h"
 
@@ -66,8 +66,8 @@ plan::Kernel kernel_of_backward(Variant const& v, DeviceInfo const& device) {
   return kernel_of(v, resident_tiles(v, device));
 }
 
-plan::BackwardPlan plan_of(BwdParams const& p, Variant const& variant, DeviceInfo const& device,
-                           bool deterministic) {
+plan::BackwardPlan backward_plan_of(BwdParams const& p, Variant const& variant,
+                                    DeviceInfo const& device, bool deterministic) {
   plan::Problem const problem = problem_of(p, deterministic);
   if (records_plans) {
     recorded_plan.put(

@@ -11,9 +11,9 @@ plan::Problem problem_of(BwdParams const& params, bool deterministic);
 
 plan::Kernel kernel_of_backward(Variant const& variant, DeviceInfo const& device);
 
-// The forced choice if there is one (launch/force.h), otherwise the plan.
-plan::BackwardPlan plan_of(BwdParams const& params, Variant const& variant,
-                           DeviceInfo const& device, bool deterministic);
+// The forced choice if there is one (launch/measuring.h), otherwise the plan.
+plan::BackwardPlan backward_plan_of(BwdParams const& params, Variant const& variant,
+                                    DeviceInfo const& device, bool deterministic);
 
 // Resident CTAs of the KV-persistent schedule, and where their sums of dQ lie.
 KvPersistent kv_persistent(BwdParams const& params, Variant const& variant,

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "launch/device.h"
-#include "launch/force.h"
+#include "launch/measuring.h"
 #include "launch/plan_cache.h"
 #include "launch/plan_text.h"
 #include "launch/select.h"

@@ -46,8 +46,8 @@ bool decode_appends(FwdParams const& p, NewRows const& rows) {
   return p.seqlens.new_k <= kMostNewKeys && rotates && !shared;
 }
 
-SplitSchedule decode_schedule(Variant const& variant, FwdParams const& p,
-                              plan::KeySplit const& split, DeviceInfo const& device) {
+SplitSchedule decode_schedule(Variant const& variant, FwdParams const& p, plan::PieceCut const& cut,
+                              DeviceInfo const& device) {
   Seqlens const& lengths = p.seqlens;
   bool const is_varlen = lengths.cu_q, is_mixed = is_varlen && lengths.few_q != kAllQueries;
   int64_t const queries = is_mixed ? lengths.few_q : longest_q(lengths);
@@ -60,11 +60,11 @@ SplitSchedule decode_schedule(Variant const& variant, FwdParams const& p,
   s.equal =
       !is_varlen &&
       (s.batch == 1 || !(lengths.cu_k || lengths.used_k || lengths.leftpad_k || lengths.batch_k));
-  s.min_units = split.min_units;
-  s.max_splits = split.max_splits;
-  s.slices = split.slices;
-  s.extra = split.extra;
-  s.cluster_log2 = split.cluster_log2;
+  s.min_units = cut.min_units;
+  s.max_pieces = cut.max_pieces;
+  s.slices = cut.slices;
+  s.extra = cut.extra;
+  s.cluster_log2 = cut.cluster_log2;
   // The surplus row blocks of a varlen q's upper bound have clusters as well.
   auto const blocks = [&] { return s.all_row_blocks * int64_t(s.tiles.divisor) << s.cluster_log2; };
   while (is_varlen && s.cluster_log2 > 0 &&
@@ -75,7 +75,7 @@ SplitSchedule decode_schedule(Variant const& variant, FwdParams const& p,
 }
 
 int64_t decode_workspace(Variant const& variant, FwdParams const& p, SplitSchedule const& s) {
-  if (s.max_splits == 1) {
+  if (s.max_pieces == 1) {
     return 0;
   }
   int64_t const pieces = num_pieces(s);
@@ -87,7 +87,7 @@ DecodeParams decode_params(Variant const& variant, FwdParams const& p, SplitSche
                            float* workspace, bool beside, NewRows const& rows) {
   FastDiv const group(p.group()), heads_kv(p.heads_kv);
   DecodeParams params{p, group, heads_kv, s, nullptr, nullptr, nullptr, beside, rows};
-  if (s.max_splits > 1) {
+  if (s.max_pieces > 1) {
     int64_t const pieces = num_pieces(s), rows = pieces * variant.block_m;
     params.partial_out = workspace;
     params.partial_lse = params.partial_out + rows * p.head_dim_v;

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "launch/device.h"
-#include "launch/force.h"
+#include "launch/measuring.h"
 #include "launch/plan_cache.h"
 #include "launch/plan_text.h"
 #include "launch/select.h"

@@ -47,10 +47,10 @@ std::string describe(plan::ForwardChoice const& c, plan::Kernel const& kernel) {
   return text + concat(", ", c.side_by_side, " heads side by side");
 }
 
-std::string describe(plan::KeySplit const& s) {
+std::string describe(plan::PieceCut const& s) {
   return s.cluster_log2 > 0             ? concat("clusters of ", 1 << s.cluster_log2)
-         : s.max_splits == 1            ? std::string("whole")
-         : s.slices == plan::kAnySlices ? concat("up to ", s.max_splits, " pieces a tile")
+         : s.max_pieces == 1            ? std::string("whole")
+         : s.slices == plan::kAnySlices ? concat("up to ", s.max_pieces, " pieces a tile")
                                         : concat(s.slices, " pieces");
 }
 
@@ -72,9 +72,9 @@ std::string forward_json(plan::Problem const& problem, plan::Machine const& mach
 
 std::string decode_json(std::vector<plan::DecodeChoice> const& all, plan::DecodePlan const& plan) {
   bool const decodes = plan.few_q > 0;
-  return json_of(all, decodes ? &plan.split : nullptr,
-                 decodes ? describe(plan.split) : "forward kernel", plan.us,
-                 [](plan::KeySplit const& split) { return describe(split); });
+  return json_of(all, decodes ? &plan.cut : nullptr,
+                 decodes ? describe(plan.cut) : "forward kernel", plan.us,
+                 [](plan::PieceCut const& cut) { return describe(cut); });
 }
 
 }  // namespace flash

@@ -14,7 +14,7 @@ std::string describe(plan::BackwardChoice const& choice, int group);
 std::string describe(plan::ForwardChoice const& choice, plan::Kernel const& kernel);
 
 // "24 pieces" that a tile of each sequence has together
-std::string describe(plan::KeySplit const& split);
+std::string describe(plan::PieceCut const& cut);
 
 // JSON: {"choices": [{"text": …, "us": …}, …], "chosen": index, "text": …, "us": …}
 std::string backward_json(plan::Problem const& problem, plan::Machine const& machine,

@@ -63,7 +63,7 @@ void trace_launch(FwdParams const& params, Variant const& variant) {
 void trace_launch(FwdParams const& params, Variant const& variant, plan::DecodePlan const& plan) {
   if (TraceListener const tell = listener_) {
     std::string const text =
-        concat(describe(params), ", ", describe(plan.split), ", ", microseconds(plan.us));
+        concat(describe(params), ", ", describe(plan.cut), ", ", microseconds(plan.us));
     tell(line(text, variant, variant.block_n));
   }
 }

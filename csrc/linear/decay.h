@@ -28,7 +28,7 @@ __device__ float log_decay(GateView const& gate, Tokens const& tokens, int head,
   }
   int64_t const at = tokens.batch * gate.batch_stride + (tokens.row + token) * gate.row_stride +
                      head * gate.head_stride;
-  return gate.wide ? static_cast<float const*>(gate.ptr)[at]
+  return gate.fp32 ? static_cast<float const*>(gate.ptr)[at]
                    : static_cast<float>(static_cast<Element const*>(gate.ptr)[at]);
 }
 

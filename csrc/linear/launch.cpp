@@ -4,7 +4,7 @@
 #include <cmath>
 #include <string_view>
 
-#include "linear/delta.h"
+#include "linear/delta_rule.h"
 
 namespace flash {
 

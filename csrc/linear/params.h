@@ -30,7 +30,7 @@ struct GateView {
   int64_t batch_stride;
   int64_t row_stride;
   int64_t head_stride;
-  bool wide;  // fp32; else q's dtype
+  bool fp32;  // else q's dtype
 };
 
 // Slots number the chunks of all sequences: chunk c of sequence n has slot first_slot(n) + c. A
@@ -106,7 +106,7 @@ struct VectorGradientsParams {
   float* dg;                       // [b, t, h, k]; null: not wanted. dQ's part comes first
   int64_t v_tile_stride;           // from one tile of V's parts of out, and of dg, to the next
   uint4* states;                   // bf16, before each 16 tokens, as registers have them
-  bool wide;                       // out is fp32; else q's dtype
+  bool fp32;                       // of out; else q's dtype
 };
 
 // out = the sum of what tiles leave, [tiles][numbers], of the tokens of sequences.
@@ -137,7 +137,7 @@ struct BackwardParams {
   StateView<float const> dfinal;
   StateView<float> dinitial;
   void* dstates;  // [slots, h, k, v in chunks], bf16: the gradient of the state after the chunk
-  bool wide;      // dq and dk are fp32; else q's dtype
+  bool fp32;      // of dq and dk; else q's dtype
 };
 
 }  // namespace flash::linear

@@ -14,7 +14,7 @@ struct StepGate {
   int64_t row_stride;
   int64_t head_stride;
   int64_t k_stride;
-  bool wide;  // fp32; else q's dtype
+  bool fp32;  // else q's dtype
 };
 
 struct StepParams {

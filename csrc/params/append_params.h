@@ -1,6 +1,6 @@
 #pragma once
 
-#include "params/code_scales.h"
+#include "params/descales.h"
 #include "params/seqlens.h"
 #include "params/tensor_view.h"
 
@@ -28,8 +28,8 @@ struct NewRows {
   TensorView<void> v_cache;
   int columns_k;  // columns of a row of the cache
   int columns_v;
-  bool odd;          // see OddRows
-  CodeScales codes;  // of the cache; rows are coded on their way into it
+  bool odd;            // see OddRows
+  CodeDescales codes;  // of the cache; rows are coded on their way into it
   Rotary rotary;
 };
 

@@ -13,7 +13,7 @@ struct SplitSchedule {
   FastDiv tiles;   // tiles of a slice: KV heads x row blocks, or KV heads; all are cut alike
   bool equal;      // no tensor says how long sequences are: all are as long as the first
   int min_units;   // the fewest units of a piece, so that merging it costs little
-  int max_splits;  // pieces of a tile; 1: nothing is cut
+  int max_pieces;  // pieces of a tile; 1: nothing is cut
   int slices;      // the slices that are wanted, of all sequences
   int extra;       // most slices beside one for each row block: the grid has no more
   // Varlen sequences differ in their row blocks, each of which has slices of its own. So do the row
@@ -27,7 +27,7 @@ struct SplitSchedule {
 // three fit one of Hopper's.
 constexpr int kMostDecodeBlocks = 3;
 
-// One call with few query rows against a cache. The workspace is there where split.max_splits > 1.
+// One call with few query rows against a cache. The workspace is there where split.max_pieces > 1.
 struct DecodeParams {
   FwdParams fwd;
   FastDiv group;     // query heads of a KV head

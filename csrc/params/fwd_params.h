@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "params/code_scales.h"
+#include "params/descales.h"
 #include "params/forward_tile.h"
 #include "params/key_splits.h"
 #include "params/mask.h"
@@ -34,7 +34,7 @@ struct FwdParams {
   TensorView<const void> q;  // [b, sq, h, d]
   TensorView<const void> k;  // [b, sk, hk, d]
   TensorView<const void> v;  // [b, sk, hk, dv]
-  CodeScales codes;
+  CodeDescales codes;
   TensorView<void> out;  // [b, sq, h, dv]
   RowView lse;           // [b, h, sq], natural log
   MaxLogits max_logits;

@@ -28,9 +28,9 @@ struct DecodeCost {
   Problem const& p;
   Machine const& m;
   Kernel const& k;
-  KeySplit s;
+  PieceCut s;
 
-  bool cut = s.max_splits > 1;
+  bool cut = s.max_pieces > 1;
   // Where warps share keys, a multiprocessor has one CTA at a time, and no other fills its waits.
   bool one_each = is_wide(k.head_dim, k.head_dim_v);
   int cluster = 1 << s.cluster_log2;
@@ -94,14 +94,14 @@ struct DecodeCost {
   // average.
   double longest_piece() const {
     if (one_each) {
-      double const least = std::max(longest / s.max_splits, 1.);
+      double const least = std::max(longest / s.max_pieces, 1.);
       double const of_each = std::floor(s.slices / ranges);  // where all are as long
-      return mean == longest ? divide_up(longest, std::clamp<double>(of_each, 1, s.max_splits))
+      return mean == longest ? divide_up(longest, std::clamp<double>(of_each, 1, s.max_pieces))
                              : std::clamp(ranges * mean / s.slices, least, longest);
     }
     double const whole = std::max(s.slices - ranges / 2, 1.);
     double const units = std::max<double>(ranges * mean / whole, s.min_units);
-    return std::min(std::max(units, longest / std::min<double>(s.max_splits, s.extra + 1.)),
+    return std::min(std::max(units, longest / std::min<double>(s.max_pieces, s.extra + 1.)),
                     longest);
   }
 
@@ -117,24 +117,24 @@ struct DecodeCost {
 };
 
 // The simpler ones come first. alone: the GPU has no other work.
-std::vector<KeySplit> candidates(Problem const& p, Machine const& m, Kernel const& k, bool alone) {
+std::vector<PieceCut> candidates(Problem const& p, Machine const& m, Kernel const& k, bool alone) {
   if (p.num_splits == 1 || p.batch_invariant) {
-    return {KeySplit{}};
+    return {PieceCut{}};
   }
   int const units = std::max(static_cast<int>(divide_up(p.seqlen_k, k.block_n)), 1);
   if (p.num_splits > 1) {
     // As many pieces as the caller says, or as there are keys for.
     return {
-        {.slices = kAnySlices, .extra = kAnySlices, .max_splits = std::min(units, p.num_splits)}};
+        {.slices = kAnySlices, .extra = kAnySlices, .max_pieces = std::min(units, p.num_splits)}};
   }
-  std::vector<KeySplit> all = {KeySplit{}};
+  std::vector<PieceCut> all = {PieceCut{}};
   DecodeCost const whole{p, m, k, {}};
   auto const add = [&](double ctas, double most) {
     int const slices = static_cast<int>(ctas / whole.tiles);
     if (slices > whole.ranges) {
       all.push_back({.slices = slices,
                      .extra = static_cast<int>(most / whole.tiles - whole.ranges),
-                     .max_splits = (units + kMinUnits - 1) / kMinUnits,
+                     .max_pieces = (units + kMinUnits - 1) / kMinUnits,
                      .min_units = kMinUnits});
     }
   };
@@ -197,9 +197,9 @@ DecodePlan plan_decode(Problem const& p, Machine const& m, Kernel const& k, doub
   if (few_q == 0) {
     return forward;
   }
-  auto const [split, us] = best_of(decode_choices(p, m, k));
+  auto const [cut, us] = best_of(decode_choices(p, m, k));
   bool const decodes = few_q != kAllQueries || must_decode(p, m) || us <= forward_us;
-  return decodes ? DecodePlan{few_q, split, us} : forward;
+  return decodes ? DecodePlan{few_q, cut, us} : forward;
 }
 
 }  // namespace flash::plan

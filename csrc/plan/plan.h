@@ -63,27 +63,27 @@ double predicted_us(Problem const& p, Machine const& m, Kernel const& k,
 
 ForwardPlan plan_forward(Problem const& p, Machine const& m, Kernel const& k);
 
-// The number of slices where no number is wanted: max_splits alone limits them.
+// The number of slices where no number is wanted: max_pieces alone limits them.
 constexpr int kAnySlices = std::numeric_limits<int>::max();
 
 // How the tiles of the decode kernel are cut along the keys, for SplitSchedule
 // (params/decode_params.h).
-struct KeySplit {
+struct PieceCut {
   int slices = 0;        // that are wanted, of all sequences
   int extra = 0;         // at most so many slices more than sequences (varlen: than row blocks)
-  int max_splits = 1;    // pieces of a tile; 1: whole
+  int max_pieces = 1;    // pieces of a tile; 1: whole
   int min_units = 1;     // the fewest units of a piece
   int cluster_log2 = 0;  // log2 of the CTAs that share a whole tile
 
-  bool operator==(KeySplit const&) const = default;
+  bool operator==(PieceCut const&) const = default;
 };
 
-using DecodeChoice = Predicted<KeySplit>;
+using DecodeChoice = Predicted<PieceCut>;
 
 struct DecodePlan {
-  int few_q;       // the decode kernel computes sequences of up to so many queries; 0: none
-  KeySplit split;  // of these sequences
-  double us;       // predicted time of the decode kernel, or of the forward if few_q is 0
+  int few_q;     // the decode kernel computes sequences of up to so many queries; 0: none
+  PieceCut cut;  // of these sequences
+  double us;     // predicted time of the decode kernel, or of the forward if few_q is 0
 };
 
 // The value of few_q if the decode kernel computes all that it can.

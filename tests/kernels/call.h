@@ -85,8 +85,8 @@ Params params(py::dict const& call) {
 }
 
 // name: (address, batch stride, row stride, head stride, whether of rows), if given
-inline flash::CodeScale code_scale(py::dict const& call, std::string const& name) {
-  flash::CodeScale scale{};
+inline flash::Descale code_scale(py::dict const& call, std::string const& name) {
+  flash::Descale scale{};
   scale.all = number<float>(call, (name + "_all").c_str(), 1.f);
   if (call.contains(name.c_str())) {
     auto const v = call[name.c_str()].cast<std::array<int64_t, 5>>();
@@ -95,7 +95,7 @@ inline flash::CodeScale code_scale(py::dict const& call, std::string const& name
   return scale;
 }
 
-inline flash::CodeScales code_scales(py::dict const& call) {
+inline flash::CodeDescales code_descales(py::dict const& call) {
   return {number<bool>(call, "codes"),    number<bool>(call, "codes_of_q"),
           number<bool>(call, "bf16_out"), code_scale(call, "q_descale"),
           code_scale(call, "k_descale"),  code_scale(call, "v_descale")};
@@ -108,7 +108,7 @@ inline flash::FwdParams forward_params(py::dict const& call) {
   p.pages = {pointer<int>(call, "block_table"), number<int64_t>(call, "table_stride"),
              number<int>(call, "per_sequence"), flash::FastDiv(number<int>(call, "page_size", 1)),
              number<int>(call, "pages")};
-  p.codes = code_scales(call);
+  p.codes = code_descales(call);
   p.odd = {number<int>(call, "odd_columns_k"), number<int>(call, "odd_columns_v")};
   if (auto* const logits = pointer<float>(call, "max_logits")) {
     p.max_logits = call.contains("logits_of_heads") ? flash::MaxLogits{0, logits}

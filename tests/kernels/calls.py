@@ -115,7 +115,7 @@ def dense(
 ) -> tuple[Tensor, ...]:
     """out (b, sq, h, dv) and lse (b, h, sq) of one call; NaN wherever the kernel wrote nothing.
 
-    codes: `code_scales` of q, k and v; out_dtype: of a call with them. s_dmask (b, h, sq, sk):
+    codes: `code_descales` of q, k and v; out_dtype: of a call with them. s_dmask (b, h, sq, sk):
     filled by the kernel for probabilities. max_logits: "rows" or "heads", whose largest are the
     third result, like lse or (h,).
     """
@@ -240,7 +240,7 @@ def cached(
     until a kernel writes there. stream: whose counters it has. hopper_sms: of one of Hopper's GPUs,
     where each tile has a cluster of `cluster` thread blocks, or of largest_cluster if that is less;
     0: an sm80 GPU. brings: the `new_rows` that the decode kernel writes itself, first. codes:
-    `code_scales` of a cache of codes. The cache's head dims may be any; q's and out's are rounded
+    `code_descales` of a cache of codes. The cache's head dims may be any; q's and out's are rounded
     up to multiples of 8.
     """
     b, seqlen_q, heads, _ = q.shape
@@ -323,7 +323,7 @@ def new_rows(
     return rows
 
 
-def code_scales(
+def code_descales(
     k_descale: Tensor | float, v_descale: Tensor | float, q_descale: Tensor | float | None = None
 ) -> dict:
     """Scales of a cache of codes: a number, (batch, heads_k), or (the cache's rows, heads_k).

@@ -222,7 +222,7 @@ py::dict plan_backward(std::string const& name, py::dict const& call, int sm_cou
   }
   p.dk.ptr = p.dv.ptr = &something;
   flash::plan::BackwardPlan const plan =
-      flash::plan_of(p, find(name), device, number<bool>(call, "deterministic"));
+      flash::backward_plan_of(p, find(name), device, number<bool>(call, "deterministic"));
   constexpr char const* schedules[] = {"tiles", "kv_persistent", "ordered_dq"};
   py::dict result;
   result["schedule"] = schedules[static_cast<int>(plan.choice.schedule)];
@@ -343,7 +343,7 @@ flash::SplitSchedule schedule_of(flash::Variant const& variant, flash::FwdParams
   kernel.clusters = false;
   auto const plan = flash::plan::plan_decode(problem, flash::machine_of(device), kernel,
                                              std::numeric_limits<double>::infinity());
-  return flash::decode_schedule(variant, p, plan.split, device);
+  return flash::decode_schedule(variant, p, plan.cut, device);
 }
 
 // Pieces that were counted in the workspace of their call, since that was asked last.

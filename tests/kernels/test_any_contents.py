@@ -297,7 +297,7 @@ def test_cache(kernels, row, seed):
     if row.cached_bits == 8:
         caches = [poisoned(x.to(torch.float8_e4m3fn), around=16) for x in caches]
         scales = [any_scale(rng, batch, x) for x in caches]
-        options["codes"] = calls.code_scales(*scales)
+        options["codes"] = calls.code_descales(*scales)
     output = calls.cached(
         kernels,
         row.name,

@@ -79,7 +79,7 @@ def check(kernels, row, case: CacheCase, kind: str = "head", **more) -> None:
     )
     ref = expected(case, numbers, attention_ref)
     standard = expected(case, in_16_bits, standard_attention)
-    scales = calls.code_scales(k.scale, v.scale)
+    scales = calls.code_descales(k.scale, v.scale)
     out, lse = run(kernels, row, case, codes, codes=scales, **more)
     assert_accurate("out", out, ref.out, standard.out)
     assert_lse("lse", lse, ref.lse)
@@ -158,7 +158,7 @@ def test_every_code(kernels, row, nan):
         scores = q.double()[0, :, 0] @ numbers[0][0, :, 0].T * d**-0.5
         ref = scores.softmax(-1) @ numbers[1][0, :, 0]
         out, _ = calls.cached(
-            kernels, row.name, q, k, v, codes=calls.code_scales(2**-6, 2**-6),
+            kernels, row.name, q, k, v, codes=calls.code_descales(2**-6, 2**-6),
             cache_seqlens=torch.tensor([256], dtype=torch.int32),
         )  # fmt: skip
         assert torch.equal(out[0, :, 0].isnan(), ref.isnan())
@@ -177,7 +177,7 @@ def test_a_nan_stays_in_its_column(kernels, row):
         v.view(torch.uint8)[0, key, 0, column] = 0xFF if key % 2 else 0x7F
         q = torch.randn((1, 3, 2, d), generator=gen).to(dtype)
         out, _ = calls.cached(
-            kernels, row.name, q, k, v, codes=calls.code_scales(1.0, 1.0),
+            kernels, row.name, q, k, v, codes=calls.code_descales(1.0, 1.0),
             cache_seqlens=torch.tensor([70], dtype=torch.int32),
         )  # fmt: skip
         expected_nan = torch.zeros_like(out, dtype=bool)
@@ -194,7 +194,7 @@ def test_a_nan_of_a_key_that_is_not_seen(kernels, row):
     q = torch.randn((1, 5, 2, d), generator=gen).to(dtype)
     k.view(torch.uint8)[0, 67, 0, 9] = 0x7F
     out, lse = calls.cached(
-        kernels, row.name, q, k, v, codes=calls.code_scales(1.0, 1.0), causal=True,
+        kernels, row.name, q, k, v, codes=calls.code_descales(1.0, 1.0), causal=True,
         cache_seqlens=torch.tensor([70], dtype=torch.int32),
     )  # fmt: skip
     assert out[0].isnan().any(-1).any(-1).tolist() == [False, False, True, True, True]
@@ -211,7 +211,7 @@ def test_large_and_small_queries(kernels, row):
     q = (q * torch.tensor(sizes)[:, None, None]).to(dtype)
     k, v = (torch.randn((1, 90, 1, d), generator=gen).to(E4M3) for _ in range(2))
     out, lse = calls.cached(
-        kernels, row.name, q, k, v, codes=calls.code_scales(1.0, 1.0),
+        kernels, row.name, q, k, v, codes=calls.code_descales(1.0, 1.0),
         cache_seqlens=torch.tensor([90], dtype=torch.int32),
     )  # fmt: skip
     scores = q.double()[0, :, 0] @ k.double()[0, :, 0].T * d**-0.5
@@ -250,7 +250,7 @@ def test_new_rows(kernels, row, case, kind, by):
     wanted_k[at] = codes_of(turned.k_cache, k.of_rows)[at]
     wanted_v[at] = codes_of(turned.v_cache, v.of_rows)[at]
     tables = {name: x.extra.pop(name, None) for name in ("rotary_cos", "rotary_sin")}
-    scales = calls.code_scales(k.scale, v.scale)
+    scales = calls.code_descales(k.scale, v.scale)
     lengths = torch.tensor(case.cache_seqlens, dtype=torch.int32)
     if by == "append":
         calls.append(

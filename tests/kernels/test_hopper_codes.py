@@ -69,7 +69,7 @@ def test_every_code(kernels, row, of, nan):
     keys, values = (t[0, :, 0].double() * 2**-6 for t in (k, v))
     ref = (q[0, :, 0].double() @ keys.T * d**-0.5).softmax(-1) @ values
     out, _ = calls.cached(
-        kernels, row.name, q, k, v, num_splits=None, codes=calls.code_scales(2**-6, 2**-6),
+        kernels, row.name, q, k, v, num_splits=None, codes=calls.code_descales(2**-6, 2**-6),
         cache_seqlens=torch.tensor([256], dtype=torch.int32),
     )  # fmt: skip
     assert torch.equal(out[0, :, 0].isnan(), ref.isnan())

@@ -40,7 +40,7 @@ def check(kernels, row, q, k, v, scales=None, out_dtype=BF16, **options) -> None
     )
     out, lse = calls.dense(
         on_tile(kernels, row), row.name, q, k, v, out_dtype=out_dtype,
-        codes=calls.code_scales(scales[1], scales[2], scales[0]), **options,
+        codes=calls.code_descales(scales[1], scales[2], scales[0]), **options,
     )  # fmt: skip
     expected, expected_lse, p = attention_ref(*numbers, **options)
     assert_lse("lse", lse, expected_lse)
@@ -128,7 +128,7 @@ def test_every_code(kernels, row, of, nan):
         on_tile(kernels, row),
         row.name,
         *x.values(),
-        codes=calls.code_scales(unit, unit, unit),
+        codes=calls.code_descales(unit, unit, unit),
         out_dtype=BF16,
     )
     assert torch.equal(out.isnan(), expected.isnan())

@@ -38,11 +38,11 @@ py::dict plan(py::dict const& problem, py::object const& machine, int blocks_per
   py::dict d;
   d["few_q"] = plan.few_q;
   d["us"] = plan.us;
-  d["slices"] = plan.split.slices;
-  d["extra"] = plan.split.extra;
-  d["max_splits"] = plan.split.max_splits;
-  d["min_units"] = plan.split.min_units;
-  d["cluster_log2"] = plan.split.cluster_log2;
+  d["slices"] = plan.cut.slices;
+  d["extra"] = plan.cut.extra;
+  d["max_pieces"] = plan.cut.max_pieces;
+  d["min_units"] = plan.cut.min_units;
+  d["cluster_log2"] = plan.cut.cluster_log2;
   return d;
 }
 

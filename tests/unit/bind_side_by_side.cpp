@@ -1,5 +1,5 @@
 #include "bindings.h"
-#include "core/side_by_side.h"
+#include "core/forward_beside_decode.h"
 
 void bind_side_by_side(py::module_& m) {
   m.def(

@@ -19,14 +19,14 @@ struct OneLane {
 void bind_split_schedule(py::module_& m) {
   using flash::SplitSchedule;
   py::class_<SplitSchedule>(m, "SplitSchedule")
-      .def(py::init([](int batch, int tiles, bool equal, int min_units, int max_splits, int slices,
+      .def(py::init([](int batch, int tiles, bool equal, int min_units, int max_pieces, int slices,
                        std::optional<int> extra, std::optional<int> all_row_blocks) {
              SplitSchedule s{};
              s.batch = batch;
              s.tiles = flash::FastDiv(tiles);
              s.equal = equal;
              s.min_units = min_units;
-             s.max_splits = max_splits;
+             s.max_pieces = max_pieces;
              s.slices = slices;
              s.extra = extra.value_or(slices);
              s.varlen = all_row_blocks.has_value();
@@ -34,7 +34,7 @@ void bind_split_schedule(py::module_& m) {
              return s;
            }),
            py::kw_only(), py::arg("batch"), py::arg("tiles"), py::arg("equal") = false,
-           py::arg("min_units") = 1, py::arg("max_splits") = 1 << 30, py::arg("slices"),
+           py::arg("min_units") = 1, py::arg("max_pieces") = 1 << 30, py::arg("slices"),
            py::arg("extra") = py::none(), py::arg("all_row_blocks") = py::none())
       .def("num_slices", &flash::num_slices)
       .def("num_pieces", &flash::num_pieces)

@@ -105,7 +105,7 @@ def test_pieces_of_any_lengths(core):
         lengths = [rng.choice([0, 1, rng.randint(0, 50), 2**30]) for _ in range(rng.randint(1, 40))]
         schedule = core.SplitSchedule(
             batch=len(lengths), tiles=1, min_units=rng.randint(1, 2),
-            max_splits=rng.choice([2, 9, 2**30]), slices=rng.choice([1, 8, 60]),
+            max_pieces=rng.choice([2, 9, 2**30]), slices=rng.choice([1, 8, 60]),
         )  # fmt: skip
         found = [schedule.piece(lengths, n) for n in range(schedule.num_pieces())]
         units = defaultdict(list)

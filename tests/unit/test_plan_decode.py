@@ -67,22 +67,22 @@ def check_is_possible(core, p, machine, plan):
     assert 0 < plan["us"] < 1e9
     clusters = plan["cluster_log2"]
     assert 0 <= clusters <= 4
-    assert plan["max_splits"] >= 1
+    assert plan["max_pieces"] >= 1
     if p["batch_invariant"]:
         assert p["page_size"]
     if p["batch_invariant"] or p["num_splits"] == 1:
-        assert (plan["max_splits"], clusters) == (1, 0)
+        assert (plan["max_pieces"], clusters) == (1, 0)
     if clusters:
         assert machine in ("H200", "H100")
         assert p["head_dim"] <= 128
         assert not mixed
-        assert (plan["max_splits"], p["num_splits"]) == (1, 0)
-    if plan["max_splits"] > 1:
+        assert (plan["max_pieces"], p["num_splits"]) == (1, 0)
+    if plan["max_pieces"] > 1:
         units = -(-p["seqlen_k"] // unit(p["head_dim"]))
-        assert plan["max_splits"] <= max(-(-units // plan["min_units"]), 1)
+        assert plan["max_pieces"] <= max(-(-units // plan["min_units"]), 1)
         assert min(plan["slices"], plan["extra"]) > 0
         if p["num_splits"] > 1:
-            assert plan["max_splits"] <= p["num_splits"]
+            assert plan["max_pieces"] <= p["num_splits"]
         else:  # the workspace is bounded by the GPU, not by the call
             assert plan["slices"] * p["heads_kv"] <= 4 * 3 * sm_count(machine)
 
@@ -112,10 +112,10 @@ def test_each_key_is_in_one_piece(core, machine, blocks):
         lengths = [r.choice([0, 1, most // 9, most, r.randint(0, most)]) for _ in range(p["batch"])]
         schedule = core.SplitSchedule(
             batch=p["batch"], tiles=heads_kv, min_units=plan["min_units"], slices=plan["slices"],
-            max_splits=plan["max_splits"], extra=plan["extra"],
+            max_pieces=plan["max_pieces"], extra=plan["extra"],
         )  # fmt: skip
-        check_cover(schedule, lengths, heads_kv, plan["max_splits"])
-        cut += plan["max_splits"] > 1
+        check_cover(schedule, lengths, heads_kv, plan["max_pieces"])
+        cut += plan["max_pieces"] > 1
     assert cut > 30
 
 
@@ -127,7 +127,7 @@ def test_no_other_sequence_changes_a_batch_invariant_one(core, machine, rows):
         p = call(batch, 8192, rows, 1, 128, packed=True, page_size=16, batch_invariant=True)
         for forward_us in (1.0, 1e9):
             plan = core.plan_decode(p, machine, forward_us=forward_us)
-            plans.append((plan["few_q"], plan["max_splits"], plan["cluster_log2"]))
+            plans.append((plan["few_q"], plan["max_pieces"], plan["cluster_log2"]))
     assert set(plans) == {(core.ALL_QUERIES, 1, 0)}
 
 
@@ -146,7 +146,7 @@ def test_few_long_sequences_are_cut_into_one_piece_a_multiprocessor_at_least(cor
     for p in (call(1, 131072, 32, 8, 128), call(4, 131072, 9, 3, 64), call(16, 131072, 64, 8, 128)):
         plan = core.plan_decode(p, machine)
         assert plan["cluster_log2"] == 0
-        assert plan["max_splits"] > 1
+        assert plan["max_pieces"] > 1
         assert plan["slices"] * p["heads_kv"] > 120
 
 
@@ -154,7 +154,7 @@ def test_few_long_sequences_are_cut_into_one_piece_a_multiprocessor_at_least(cor
 def test_many_short_sequences_stay_whole(core, machine):
     """The search for pieces would take as long as their keys."""
     for p in (call(256, 512, 32, 8, 128), call(1000, 512, 8, 1, 128), call(96, 512, 40, 10, 64)):
-        assert core.plan_decode(p, machine)["max_splits"] == 1, p
+        assert core.plan_decode(p, machine)["max_pieces"] == 1, p
 
 
 @pytest.mark.parametrize("machine", ["H200", "H100"])
@@ -162,7 +162,7 @@ def test_many_sequences_of_a_large_capacity_are_cut(core, machine):
     """One of them may be nearly all of the batch."""
     for p in (call(96, 16384, 8, 8, 128), call(48, 32768, 16, 16, 64), call(32, 131072, 8, 1, 128)):
         plan = core.plan_decode(p, machine)
-        assert plan["max_splits"] > 1, p
+        assert plan["max_pieces"] > 1, p
         assert plan["slices"] > p["batch"], p
 
 

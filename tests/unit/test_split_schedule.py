@@ -28,12 +28,12 @@ def splits_of(schedule, lengths) -> list[int]:
     return [found[b] for b in range(len(lengths))]
 
 
-def check_cover(schedule, lengths, tiles, max_splits, row_blocks=None):
+def check_cover(schedule, lengths, tiles, max_pieces, row_blocks=None):
     """tiles: of a sequence, or with row_blocks of each block of a sequence."""
     seen, places = defaultdict(list), defaultdict(set)
     found = pieces(schedule, lengths, row_blocks)
     for index, (sequence, tile, split, splits, first, step, begin, end) in found.items():
-        assert 0 <= split < splits <= max_splits
+        assert 0 <= split < splits <= max_pieces
         assert index == first + split * step  # where its part of the workspace is
         places[sequence, tile].add((first, step))
         seen[sequence, tile].append((split, splits, begin, end))
@@ -57,11 +57,11 @@ def check_cover(schedule, lengths, tiles, max_splits, row_blocks=None):
 @given(
     units, st.integers(1, 5), st.integers(1, 4), st.integers(1, 12), st.integers(1, 60)
 )  # fmt: skip
-def test_each_unit_is_in_one_piece(core, lengths, tiles, min_units, max_splits, slices):
+def test_each_unit_is_in_one_piece(core, lengths, tiles, min_units, max_pieces, slices):
     schedule = core.SplitSchedule(
-        batch=len(lengths), tiles=tiles, min_units=min_units, max_splits=max_splits, slices=slices
+        batch=len(lengths), tiles=tiles, min_units=min_units, max_pieces=max_pieces, slices=slices
     )
-    check_cover(schedule, lengths, tiles, max_splits)
+    check_cover(schedule, lengths, tiles, max_pieces)
 
 
 @settings(deadline=None)
@@ -95,10 +95,10 @@ def test_pieces_fit_into_few_slices_more(core, lengths, slices, extra):
     st.integers(1, 12),
     st.integers(1, 60),
 )
-def test_equal_lengths_need_no_search(core, batch, length, tiles, max_splits, slices):
+def test_equal_lengths_need_no_search(core, batch, length, tiles, max_pieces, slices):
     searched, computed = (
         core.SplitSchedule(
-            batch=batch, tiles=tiles, equal=equal, max_splits=max_splits, slices=slices
+            batch=batch, tiles=tiles, equal=equal, max_pieces=max_pieces, slices=slices
         )
         for equal in (False, True)
     )
@@ -114,16 +114,16 @@ def test_equal_lengths_need_no_search(core, batch, length, tiles, max_splits, sl
     st.integers(0, 9),
 )  # fmt: skip
 def test_each_row_block_is_cut_like_a_sequence(
-    core, sizes, of_none, tiles, max_splits, slices, surplus
+    core, sizes, of_none, tiles, max_pieces, slices, surplus
 ):
     """Those of the rows that belong to no sequence come last, and have no keys."""
     lengths, row_blocks = ([size[i] for size in sizes] for i in range(2))
     row_blocks += of_none
     schedule = core.SplitSchedule(
-        batch=len(sizes), tiles=tiles, min_units=2, max_splits=max_splits, slices=slices,
+        batch=len(sizes), tiles=tiles, min_units=2, max_pieces=max_pieces, slices=slices,
         all_row_blocks=sum(row_blocks) + surplus,
     )  # fmt: skip
-    check_cover(schedule, [*lengths, 0, 0], tiles, max_splits, row_blocks)
+    check_cover(schedule, [*lengths, 0, 0], tiles, max_pieces, row_blocks)
     splits = {(piece[0], piece[3]) for piece in pieces(schedule, lengths, row_blocks).values()}
     assert len(splits) == sum(n > 0 for n in row_blocks)  # all of a sequence alike
 
@@ -142,13 +142,13 @@ def test_row_blocks_that_read_the_same_keys_lie_side_by_side(core):
 @settings(deadline=None)
 @given(packed, of_none, st.integers(1, 60), st.integers(1, 60), st.sampled_from([1, 5, 2**30]))
 def test_a_tile_has_all_its_pieces_or_none(
-    core, sizes, of_none, slices, all_row_blocks, max_splits
+    core, sizes, of_none, slices, all_row_blocks, max_pieces
 ):
     """Where sequences have more row blocks than there are rows for, which is wrong."""
     lengths, row_blocks = ([size[i] for size in sizes] for i in range(2))
     row_blocks += of_none
     schedule = core.SplitSchedule(
-        batch=len(sizes), tiles=1, slices=slices, max_splits=max_splits,
+        batch=len(sizes), tiles=1, slices=slices, max_pieces=max_pieces,
         all_row_blocks=all_row_blocks,
     )  # fmt: skip
     counts = defaultdict(list)
@@ -160,7 +160,7 @@ def test_a_tile_has_all_its_pieces_or_none(
 
 def test_more_row_blocks_than_can_be_added_up(core):
     """Of a wrong length: no CTA has them, and those of the others have their places."""
-    schedule = core.SplitSchedule(batch=3, tiles=1, slices=3, max_splits=7, all_row_blocks=2**28)
+    schedule = core.SplitSchedule(batch=3, tiles=1, slices=3, max_pieces=7, all_row_blocks=2**28)
     sizes = [9, 9, 9], [1, 2**27, 1, 0, 0]
     splits = schedule.piece(sizes[0], 0, sizes[1])[3]
     assert schedule.piece(sizes[0], splits, sizes[1]) is None
@@ -253,7 +253,7 @@ def test_the_workspace_does_not_grow_with_the_capacity(core, slices):
 
 
 def test_without_splits_nothing_is_read(core):
-    schedule = core.SplitSchedule(batch=3, tiles=2, max_splits=1, slices=100)
+    schedule = core.SplitSchedule(batch=3, tiles=2, max_pieces=1, slices=100)
     assert schedule.num_pieces() == 6
     assert [schedule.piece([5, 0, 9], n)[:4] for n in range(6)] == [
         (b, tile, 0, 1) for b in range(3) for tile in range(2)
@@ -261,7 +261,7 @@ def test_without_splits_nothing_is_read(core):
 
 
 def test_a_limit_is_used_in_full(core):
-    schedule = core.SplitSchedule(batch=3, tiles=1, max_splits=4, slices=2**31 - 1)
+    schedule = core.SplitSchedule(batch=3, tiles=1, max_pieces=4, slices=2**31 - 1)
     assert splits_of(schedule, [3, 0, 50]) == [3, 1, 4]
 
 

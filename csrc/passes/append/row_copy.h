@@ -111,7 +111,7 @@ __device__ RowCopy<Element> cache_copy(NewRows const& rows, bool is_key, KeyPage
   RowCopy<Element> copy =
       row_copy<Element>(is_key ? rows.k : rows.v, at, to, is_key ? rows.columns_k : rows.columns_v);
   if (codes && exists) {
-    CodeScale const& scale = is_key ? rows.codes.k : rows.codes.v;
+    Descale const& scale = is_key ? rows.codes.k : rows.codes.v;
     float const* const of_row = scale.of_row(slot.page, slot.row, at.head);
     copy.codes = true;
     copy.scale = scale.of_head(at.sequence, at.head) * (of_row ? *of_row : 1.f);

@@ -51,13 +51,13 @@ struct LargestLogits {
   __device__ void begin() const {
 #pragma unroll 1
     for (int r = 0; wanted() && r < Accumulators<Config>::kRows; ++r) {
-      of(r) = sortable_bits(-INFINITY);
+      of(r) = bits_in_order(-INFINITY);
     }
   }
 
   __device__ void operator()(int r, float top) const {
     if (wanted()) {
-      atomicMax(&of(r), sortable_bits(top));
+      atomicMax(&of(r), bits_in_order(top));
     }
   }
 
@@ -68,7 +68,7 @@ struct LargestLogits {
       float const logit =
           largest_logit(acc.softmax.saw_key(r), top, block.score_mod.exponent_scale(), row_lse);
       if (block.max_logits.of_heads) {
-        of(r) = sortable_bits(logit);
+        of(r) = bits_in_order(logit);
       } else {
         lse[block.max_logits.to_row] = logit;
       }
@@ -78,7 +78,7 @@ struct LargestLogits {
   // Behind a barrier that all rows have been finished before.
   __device__ void finish_head(FragmentCoord<Config::kRowWarps> const& coord) const {
     if (wanted() && block.max_logits.of_heads) {
-      int most = sortable_bits(-INFINITY);
+      int most = bits_in_order(-INFINITY);
 #pragma unroll 1
       for (int r = 0; r < Accumulators<Config>::kRows; ++r) {
         most = coord.row(r) < block.rows ? max(most, of(r)) : most;

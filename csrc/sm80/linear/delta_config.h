@@ -2,7 +2,7 @@
 // can fill it (TileStream).
 #pragma once
 
-#include "linear/delta.h"
+#include "linear/delta_rule.h"
 #include "sm80/linear/walk_store.h"
 
 namespace flash::sm80::linear {

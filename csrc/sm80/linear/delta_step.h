@@ -111,7 +111,7 @@ struct DeltaParts {
 template <class Element>
 __device__ float of_head(StepGate const& x, StateTile const& tile) {
   int64_t const at = tile.row * x.row_stride + tile.head * x.head_stride;
-  return x.wide ? static_cast<float const*>(x.ptr)[at]
+  return x.fp32 ? static_cast<float const*>(x.ptr)[at]
                 : static_cast<float>(static_cast<Element const*>(x.ptr)[at]);
 }
 

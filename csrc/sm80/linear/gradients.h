@@ -363,7 +363,7 @@ struct Gradients {
   }
 
   __device__ void store_dqk(TensorView<void> const& out, Rows<C::kK> const& rows, int k) const {
-    if (p.wide) {
+    if (p.fp32) {
       store<float, C::kK>(out, rows, k, forward().k_dim);
     } else {
       store<Element, C::kK>(out, rows, k, forward().k_dim);

@@ -62,7 +62,7 @@ struct StepInputs {
   __device__ StepInputs(StepParams const& p, StepGrid const& grid, StateTile const& tile) {
     int const row = tile.row, head = tile.head, shared = grid.group.quotient(head);
     int64_t const log = row * p.gate.row_stride + head * p.gate.head_stride;
-    int const bytes = p.gate.wide ? sizeof(float) : sizeof(Element);
+    int const bytes = p.gate.fp32 ? sizeof(float) : sizeof(Element);
     q = static_cast<Element const*>(p.q.ptr) + settled(p.q.offset(0, row, shared));
     k = static_cast<Element const*>(p.k.ptr) + settled(p.k.offset(0, row, shared));
     v = static_cast<Element const*>(p.v.ptr) + settled(p.v.offset(0, row, head) + tile.v_begin);
@@ -88,7 +88,7 @@ struct StepKeys {
       decay[n] = 1.f;
     }
     if (p.gate.ptr) {
-      if (p.gate.wide) {
+      if (p.gate.fp32) {
         read_decays(p, reinterpret_cast<float const*>(in.gate), first, step);
       } else {
         read_decays(p, reinterpret_cast<Element const*>(in.gate), first, step);

@@ -111,7 +111,7 @@ __device__ void load_gates(Walk<C> const& walk, flash::linear::Tokens const& tok
       int64_t const first = tokens.batch * gate.batch_stride + tokens.row * gate.row_stride +
                             (walk.tile.head + of) * gate.head_stride + walk.tile.k_begin;
       int const columns = p.forward.k_dim - walk.tile.k_begin;
-      if (gate.wide) {
+      if (gate.fp32) {
         load_gates<C>(static_cast<float const*>(gate.ptr) + first, gate.row_stride, out[of],
                       tokens.count, columns, p.aligned_g);
       } else {
@@ -130,9 +130,9 @@ __device__ inline float log2_of(float gate) {
 
 // Two neighbouring columns' gates.
 template <class C>
-__device__ float2 gates_at(GateTile<C> const& tile, bool wide, int row, int column) {
+__device__ float2 gates_at(GateTile<C> const& tile, bool fp32, int row, int column) {
   float const* const places = tile + row * C::kK;
-  if (wide) {
+  if (fp32) {
     return *reinterpret_cast<float2 const*>(places + column);
   }
   using Element = typename C::Element;
@@ -172,10 +172,10 @@ struct StepSums {
   float2 until[C::kOwn];
   float2 all;
 
-  __device__ StepSums(GateTile<C> const& tile, bool wide, Own<C> const& own) {
+  __device__ StepSums(GateTile<C> const& tile, bool fp32, Own<C> const& own) {
 #pragma unroll
     for (int t = 0; t < C::kOwn; ++t) {
-      until[t] = gates_at<C>(tile, wide, own.row(t), own.column);
+      until[t] = gates_at<C>(tile, fp32, own.row(t), own.column);
     }
     all = {0.f, 0.f};
 #pragma unroll

@@ -21,7 +21,7 @@ struct GradientColumn {
   flash::linear::Tokens const tokens;
 
   __device__ void finish() const {
-    ColumnSums<C> const sums(keys.g[own.head], forward().gate.wide, own);
+    ColumnSums<C> const sums(keys.g[own.head], forward().gate.fp32, own);
     // What the step's tokens give each other, and what states give.
     float of_pairs[kOwn], of_states[kOwn], crossing[16] = {};
     if (sums.all() >= kLeastSum) {
@@ -140,7 +140,7 @@ struct GradientColumn {
     auto const store_as = [&]<class Number>(Number* const to) {
       for_tokens([&](int n) { to[n * step()] = Number(of_states[n] + of_pairs[n]); });
     };
-    if (p.wide) {
+    if (p.fp32) {
       store_as(first_of(static_cast<float*>(p.out.ptr)));
     } else {
       store_as(first_of(static_cast<Element*>(p.out.ptr)));

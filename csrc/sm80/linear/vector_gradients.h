@@ -90,7 +90,7 @@ struct VectorGradients {
     if (!own.exists(walk.heads())) {
       return;
     }
-    ColumnSums<C> const sums(keys.g[own.head], forward().gate.wide, own);
+    ColumnSums<C> const sums(keys.g[own.head], forward().gate.fp32, own);
 #pragma unroll
     for (int n = 0; n < C::kOwn; ++n) {
       int const at = own.at_own(n);

@@ -96,10 +96,10 @@ template <class C>
 struct ColumnSums {
   float until[16];
 
-  __device__ ColumnSums(GateTile<C> const& tile, bool wide, OwnColumn<C> const& own) {
+  __device__ ColumnSums(GateTile<C> const& tile, bool fp32, OwnColumn<C> const& own) {
     using Element = typename C::Element;
     float const* const first = tile + own.row(0) * C::kK;
-    if (wide) {
+    if (fp32) {
 #pragma unroll
       for (int t = 0; t < 16; ++t) {
         until[t] = first[t * C::kK + own.column];

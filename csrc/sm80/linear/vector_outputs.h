@@ -46,7 +46,7 @@ struct VectorOutputs {
     if (own.head >= walk.heads()) {
       return;
     }
-    StepSums<C> const sums(smem.g[own.head], p.forward.gate.wide, own);
+    StepSums<C> const sums(smem.g[own.head], p.forward.gate.fp32, own);
     set_factors(sums, own, smem.factors[own.head][own.strip]);
     if (!(sums.all.x >= kLeastSum && sums.all.y >= kLeastSum)) {
       smem.exact[own.head][own.strip] = number;
@@ -92,7 +92,7 @@ struct VectorOutputs {
       float scale;
       if constexpr (kExact) {
         ExactWeights<C> const pairs{smem.q[walk.h], smem.k[walk.h], smem.g[walk.h], strip};
-        pairs.cumulate(p.forward.gate.wide);
+        pairs.cumulate(p.forward.gate.fp32);
         pairs.multiply_rows(left, right);
         scale = p.forward.scale;
       } else {

@@ -24,7 +24,7 @@ __device__ void prepare_keys(VectorSumsStorage<C>& smem, VectorParams const& p, 
   if (own.head >= heads) {
     return;
   }
-  StepSums<C> const sums(smem.g[own.head], p.forward.gate.wide, own);
+  StepSums<C> const sums(smem.g[own.head], p.forward.gate.fp32, own);
   set_factors(sums, own, smem.factors[own.head][own.strip]);
 #pragma unroll
   for (int t = 0; t < C::kOwn; ++t) {

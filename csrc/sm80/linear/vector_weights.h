@@ -80,7 +80,7 @@ struct ExactWeights {
 
   // A warp puts sums from the step's begin in the place of gates, row after row. A row of 16-bit
   // numbers is read before sums are written over it.
-  __device__ void cumulate(bool wide) const {
+  __device__ void cumulate(bool fp32) const {
     constexpr int kOwn = C::kK < 64 ? 1 : C::kK / 64;
     int const lane = threadIdx.x % 32;
     float2 sums[kOwn] = {};
@@ -89,7 +89,7 @@ struct ExactWeights {
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
         if (int const column = (i * 32 + lane) * 2; column < C::kK) {
-          float2 const gates = gates_at<C>(g, wide, row, column);
+          float2 const gates = gates_at<C>(g, fp32, row, column);
           sums[i].x += log2_of(gates.x);
           sums[i].y += log2_of(gates.y);
         }

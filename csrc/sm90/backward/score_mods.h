@@ -193,8 +193,8 @@ __device__ __forceinline__ float largest_of(Scores const& s) {
 #pragma unroll
   for (int i = 0; i < cute::size(s); i += 4) {
     int& top = tops[i / 4 % 4];
-    top = max_of_three(top, ordered_bits(fmaxf(fabsf(s(i)), fabsf(s(i + 1)))),
-                       ordered_bits(fmaxf(fabsf(s(i + 2)), fabsf(s(i + 3)))));
+    top = max_of_three(top, bits_ordered_from_zero(fmaxf(fabsf(s(i)), fabsf(s(i + 1)))),
+                       bits_ordered_from_zero(fmaxf(fabsf(s(i + 2)), fabsf(s(i + 3)))));
   }
   return from_ordered_bits(max_of_three(tops[0] > tops[1] ? tops[0] : tops[1], tops[2], tops[3]));
 }

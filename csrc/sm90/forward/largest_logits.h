@@ -17,10 +17,10 @@ struct LargestLogits {
   __device__ __forceinline__ void operator()(int r, float top) const {
     if (args.params.max_logits.wanted()) {
       if constexpr (kFirst) {
-        smem.maximum(r) = sortable_bits(top);
+        smem.maximum(r) = bits_in_order(top);
         __syncwarp();
       } else {
-        atomicMax(&smem.maximum(r), sortable_bits(top));
+        atomicMax(&smem.maximum(r), bits_in_order(top));
       }
     }
   }
@@ -78,7 +78,7 @@ __device__ __forceinline__ void raise_heads(ForwardArgs const& args, RowBlock<Co
                                             int head, float logit) {
   wait_for_launch_before();  // which has made them -inf
   float* const of_heads = args.params.max_logits.of_heads;
-  int const bits = sortable_bits(logit);
+  int const bits = bits_in_order(logit);
   if constexpr (Config::kPackGqa) {
     int const heads = static_cast<int>(args.rows.heads.divisor);
     raise_logits_of_warp(of_heads + (block.tile.head * heads + head), heads, head, bits);

@@ -4,14 +4,15 @@
 
 #include <new>
 
-#include "core/side_by_side.h"
+#include "core/forward_beside_decode.h"
 #include "sm90/forward/pages.h"
 #include "sm90/tile_draw.h"
 
 namespace flash::sm90::forward {
 
 // Work of this lane's sequences, for the share of the GPU that a launch takes beside one of the
-// decode kernel (core/side_by_side.h). The lanes of one warp have all sequences between them.
+// decode kernel (core/forward_beside_decode.h). The lanes of one warp have all sequences between
+// them.
 template <class Config>
 __device__ MixedWork mixed_work(ForwardArgs const& args) {
   FwdParams const& p = args.params;

@@ -64,7 +64,7 @@ struct SharedStorage {
   Ring<kDescriptions> described;
   Ring<1> asked;  // full: the next description is wanted
   int blocks;     // CTAs of the launch that share its tiles
-  // As sortable_bits has them (core/row_maxima.h), for calls that ask. In registers they would be
+  // As bits_in_order has them (core/row_maxima.h), for calls that ask. In registers they would be
   // two more a thread, which kernels with score mods do not have.
   int maxima[Config::kLargest == Largest::InShared ? Config::kConsumers * kWarpgroupRows : 1];
   [[no_unique_address]] CodeRings<Config> code_rings;

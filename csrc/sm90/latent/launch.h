@@ -34,7 +34,7 @@ void launch_decode(DecodeParams const& params, LaunchContext const& launch) {
     return launch_kernel<kKernel>(launch, shape, args);
   }
   launch_kernel<latent_kernel<Config, false>>(launch, shape, args);
-  if (params.split.max_splits > 1) {
+  if (params.split.max_pieces > 1) {
     launch_kernel<merge_kernel<Config>>(
         launch,
         {shape.blocks, kMergeThreads, sizeof(MergeStorage<Config>), /*cluster=*/1, /*early=*/true},

@@ -1,14 +1,14 @@
-// Scales of codes of 8 bits (e4m3), of a cache or of a forward's Q, K and V: a number is its code
-// times its scale.
+// Descales of codes of 8 bits (e4m3), of a cache or of a forward's Q, K and V: a number is its code
+// times its descale.
 #pragma once
 
 #include "params/common.h"
 
 namespace flash {
 
-// The scales of Q, K or V: `all`, times a number for each sequence and KV head, or for each row of
-// the cache and KV head.
-struct CodeScale {
+// The descales of Q, K or V: `all`, times a number for each sequence and KV head, or for each row
+// of the cache and KV head.
+struct Descale {
   float const* ptr;      // null: `all` alone
   int64_t batch_stride;  // from sequence to sequence; of rows, as the cache's (TensorView)
   int64_t row_stride;
@@ -20,19 +20,19 @@ struct CodeScale {
     return ptr && !of_rows ? all * ptr[sequence * batch_stride + head * head_stride] : all;
   }
 
-  // The factor between a row's scale and its head's; null: rows have none.
+  // The factor between a row's descale and its head's; null: rows have none.
   FLASH_HD float const* of_row(int page, int64_t row, int head) const {
     return of_rows ? ptr + page * batch_stride + row * row_stride + head * head_stride : nullptr;
   }
 };
 
-struct CodeScales {
+struct CodeDescales {
   bool used;      // K and V are codes
   bool of_q;      // and Q
   bool bf16_out;  // whether O is bf16, or fp16; only if Q is codes
-  CodeScale q;
-  CodeScale k;
-  CodeScale v;
+  Descale q;
+  Descale k;
+  Descale v;
 };
 
 }  // namespace flash
