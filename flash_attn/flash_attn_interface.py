@@ -283,7 +283,7 @@ def flash_attn_varlen_func(
             as in :func:`flash_attn_func`.
         causal, window_size: as there; ``seqlen_q`` and ``seqlen_k`` are those of the sequence.
         alibi_slopes: (heads,) or (batch, heads), float32.
-        q_descale, k_descale, v_descale, out_dtype, fp8_products: of codes, as in flash_attn_func; of
+        q_descale, k_descale, v_descale, out_dtype, fp8_products: of codes as in flash_attn_func; of
             pages alone, as in flash_attn_with_kvcache, and the last permits to round q to codes.
         qv: (total_q, heads, head_dim_v), with block_table: as in :func:`flash_attn_with_kvcache`.
 
