@@ -1,7 +1,7 @@
 // How a batch shares the GPU when the forward kernel computes its long sequences and the decode
 // kernel its short ones at the same time. The forward is bound by products, decode by memory, so
 // side by side they take little longer than the slower one alone. A CTA of the forward has its
-// multiprocessor for itself, and decode gets the others: the forward takes no more of them than it
+// SM for itself, and decode gets the others: the forward takes no more of them than it
 // needs to be done when decode is.
 #pragma once
 
@@ -18,17 +18,17 @@ struct MixedWork {
   float decode_keys = 0.f;  // keys that decode reads, of all KV heads
 };
 
-// How many of `most` CTAs, one a multiprocessor, the forward gets. rows: of one of its tiles.
+// How many of `most` CTAs, one an SM, the forward gets. rows: of one of its tiles.
 FLASH_HD int forward_blocks(MixedWork const& work, int rows, int most) {
   // In the time in which a tile computes one key, the whole GPU reads 0.9 times as many keys as the
-  // tile has rows: 4.7 TFLOP/s a multiprocessor and 4.2 TB/s, whatever the head dim. While other
-  // multiprocessors read at full speed, the tile takes half as long again.
-  float const time = 1.3f * float(rows) * work.tile_keys;  // on one multiprocessor
+  // tile has rows: 4.7 TFLOP/s an SM and 4.2 TB/s, whatever the head dim. While other
+  // SMs read at full speed, the tile takes half as long again.
+  float const time = 1.3f * float(rows) * work.tile_keys;  // on one SM
   float const other = work.decode_keys;
   if (other == 0.f) {
     return most;
   }
-  // Three eighths of an H200's multiprocessors read at full speed, fewer in proportion less
+  // Three eighths of an H200's SMs read at full speed, fewer in proportion less
   // (docs/lab/sm80_decode_varlen_overlap.md).
   float const reading = 0.375f * float(most);
   float const even = time / other;

@@ -12,7 +12,7 @@
 
 namespace flash::decode {
 
-// Registers have to allow so many CTAs a multiprocessor. With clusters it is two, so that a thread
+// Registers have to allow so many CTAs an SM. With clusters it is two, so that a thread
 // may have 255 registers.
 template <bool kClusters>
 constexpr int kDecodeBlocks = kClusters ? 2 : kMostDecodeBlocks;

@@ -12,7 +12,7 @@
 namespace flash {
 namespace {
 
-// Resident CTAs, or clusters. Threads of backward kernels have 255 registers, so a multiprocessor's
+// Resident CTAs, or clusters. Threads of backward kernels have 255 registers, so an SM's
 // 64K are those of 8 warps.
 int resident_tiles(Variant const& variant, DeviceInfo const& device) {
   constexpr int kWarps = 8;

@@ -19,7 +19,7 @@ plan::BackwardPlan backward_plan_of(BwdParams const& params, Variant const& vari
 KvPersistent kv_persistent(BwdParams const& params, Variant const& variant,
                            DeviceInfo const& device);
 
-// Heads, of all batch entries, whose D the pass before computes; the main kernel's delta warps
+// Heads, of all batch entries, whose D the preprocess computes; the main kernel's delta warps
 // compute it for the others.
 int heads_found_before(BwdParams const& params, Variant const& variant);
 

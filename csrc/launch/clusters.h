@@ -33,7 +33,7 @@ int held_clusters(LaunchShape const& shape, bool& sure) {
 }
 
 // The clusters of a kernel that run at a time, at least 1. The parts of a GPU may have no multiple
-// of a cluster's multiprocessors: an H200 with 132 of them holds 30 clusters of four. Queried once
+// of a cluster's SMs: an H200 with 132 of them holds 30 clusters of four. Queried once
 // per kernel and device, with the first shape: all shapes of a kernel are alike.
 template <auto kKernel>
 int active_clusters(LaunchContext const& launch, LaunchShape const& shape) {
@@ -53,7 +53,7 @@ int active_clusters(LaunchContext const& launch, LaunchShape const& shape) {
 }
 
 // The largest cluster up to shape.cluster, a power of two; 1: the device runs no clusters of this
-// kernel. A part of a GPU may have fewer multiprocessors side by side than the whole, and code for
+// kernel. A part of a GPU may have fewer SMs side by side than the whole, and code for
 // older GPUs has no clusters. Queried once per kernel and device, with the first shape: all shapes
 // of a kernel are alike.
 template <auto kKernel>

@@ -23,7 +23,7 @@ struct SplitSchedule {
   int cluster_log2 = 0;  // log2 of the CTAs that share a whole tile
 };
 
-// The most CTAs of a multiprocessor that the decode kernel's registers allow. Shared memory lets
+// The most CTAs of an SM that the decode kernel's registers allow. Shared memory lets
 // three fit one of Hopper's.
 constexpr int kMostDecodeBlocks = 3;
 

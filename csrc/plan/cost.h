@@ -60,7 +60,7 @@ Predicted<Choice> best_of(std::vector<Predicted<Choice>> const& choices) {
 KernelTimes times_of(std::span<RowTimes const> rows, Kernel const& k, int kernel,
                      KernelTimes others);
 
-// The step of a kernel that was not measured, in µs: its products. CTAs of a multiprocessor share
+// The step of a kernel that was not measured, in µs: its products. CTAs of an SM share
 // its tensor cores.
 inline float counted_step(Machine const& m, Kernel const& k, double flops) {
   return static_cast<float>(flops * k.resident / m.sm_count / m.mma_flops);

@@ -7,7 +7,7 @@ namespace flash::plan {
 namespace {
 
 // The CTAs of a cluster find room together, in one GPC. Where not all clusters do at once, each
-// doubling of their size takes time in two ways. Some multiprocessors have more CTAs than others:
+// doubling of their size takes time in two ways. Some SMs have more CTAs than others:
 // this part of what a CTA reads.
 constexpr double kUneven = 0.25;
 // And a next cluster waits for room: this part of the time until a next CTA begins.
@@ -31,7 +31,7 @@ struct DecodeCost {
   PieceCut s;
 
   bool cut = s.max_pieces > 1;
-  // Where warps share keys, a multiprocessor has one CTA at a time, and no other fills its waits.
+  // Where warps share keys, an SM has one CTA at a time, and no other fills its waits.
   bool one_each = is_wide(k.head_dim, k.head_dim_v);
   int cluster = 1 << s.cluster_log2;
   double rows = p.mean_q() * p.group();
@@ -72,8 +72,8 @@ struct DecodeCost {
     if (of_sm > 1) {
       double const next =
           one_each ? begin : (m.next_block + search) * (1 + kNextCluster * s.cluster_log2);
-      // Where all run at once, the busiest multiprocessor has a whole number of them. Pieces are as
-      // many as fill all multiprocessors.
+      // Where all run at once, the busiest SM has a whole number of them. Pieces are as
+      // many as fill all SMs.
       double const whole = std::min(std::ceil(of_sm), double(k.resident) / m.sm_count);
       busy = (cut ? of_sm : std::max(of_sm, whole)) * units * unit_us + (of_sm - 1) * next;
       uneven = kUneven * s.cluster_log2;

@@ -10,14 +10,14 @@
 
 namespace flash::plan {
 
-// A kernel's time on one multiprocessor, in µs.
+// A kernel's time on one SM, in µs.
 struct KernelTimes {
   float begin;  // the beginning and end of a tile, besides its steps
   float step;   // a tile's rows against its keys, once
 };
 
 // The kernels of a row of the table. Of a backward: one for each schedule (plan/plan.h); of a
-// forward: for each tile (params/forward_tile.h); of decoding, with one CTA a multiprocessor: [0]
+// forward: for each tile (params/forward_tile.h); of decoding, with one CTA an SM: [0]
 // of 16 bits, [1] of codes.
 struct RowTimes {
   int head_dim;
@@ -31,17 +31,17 @@ struct Machine {
   int64_t l2_bytes;
   float memory;             // bytes that come from memory in a µs
   float reads = 0;          // the same where nothing is written
-  float sm_reads = 0;       // bytes that one multiprocessor takes in a µs, wherever they come from
+  float sm_reads = 0;       // bytes that one SM takes in a µs, wherever they come from
   float code_reads = 0;     // the same of codes, which it converts
   float launch;             // µs from the end of a launch to the beginning of the next
   float l2_factor;          // L2's bytes times this are as many as repeated accesses find again
   float search = 0;         // µs that a CTA searches its keys among 32 sequences' lengths
-  float next_block = 0;     // µs that a multiprocessor takes from a CTA's end to another's work
+  float next_block = 0;     // µs that an SM takes from a CTA's end to another's work
   float cluster_block = 0;  // µs that each CTA of a cluster adds: the others wait for it
   float merge_round = 0;    // µs of a round of merging pieces
   float merge_row = 0;      // and of each row of a thread in it, of up to 16 pieces
   float merge_wait = 0;     // µs that merging a forward's splits waits for a row's numbers from L2
-  float mma_flops;          // of one multiprocessor in a µs, by mma.sync: what sm80's kernels reach
+  float mma_flops;          // of one SM in a µs, by mma.sync: what sm80's kernels reach
   std::span<RowTimes const> backward = {};       // of Hopper's kernels
   std::span<RowTimes const> forward = {};        // of Hopper's plain kernels
   std::span<RowTimes const> forward_codes = {};  // the same of codes
@@ -50,7 +50,7 @@ struct Machine {
 };
 
 // How many clusters of `cluster` CTAs run at a time on a GPU that runs `blocks` CTAs. The parts of
-// a GPU may have no multiple of a cluster's multiprocessors: an H200's 132 run 30 clusters of 4, 15
+// a GPU may have no multiple of a cluster's SMs: an H200's 132 run 30 clusters of 4, 15
 // of 8, 7 of 16.
 constexpr int clusters_at_a_time(int blocks, int cluster) {
   int const reached = cluster > 2 ? blocks * 10 / 11 : blocks;

@@ -67,7 +67,7 @@ __device__ __forceinline__ void wide_piece(DecodeParams const& p) {
   }
 }
 
-// A multiprocessor has shared memory for one CTA of the larger tile, which may have all registers;
+// An SM has shared memory for one CTA of the larger tile, which may have all registers;
 // without the 1, ptxas allots half of them, and spills.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)

@@ -1,4 +1,4 @@
-// NVIDIA H100 80GB HBM3: 132 multiprocessors, 50 MiB of L2; numbers as `make tune` writes them.
+// NVIDIA H100 80GB HBM3: 132 SMs, 50 MiB of L2; numbers as `make tune` writes them.
 #pragma once
 
 #include "plan/machine.h"

@@ -1,4 +1,4 @@
-// NVIDIA H200: 132 multiprocessors, 60 MiB of L2; numbers as `make tune` writes them.
+// NVIDIA H200: 132 SMs, 60 MiB of L2; numbers as `make tune` writes them.
 #pragma once
 
 #include "plan/machine.h"

@@ -36,7 +36,7 @@ inline StepGrid grid_of(StepParams const& p, int columns_log2, int groups_log2, 
 }
 
 constexpr int kStepThreads = 128;       // of a CTA, if not one tile has more
-constexpr int kFewestStepThreads = 32;  // where CTAs are fewer than multiprocessors
+constexpr int kFewestStepThreads = 32;  // where CTAs are fewer than SMs
 
 inline bool leaves_some_idle(StepGrid const& grid, LaunchContext const& launch) {
   return grid.ctas() < launch.device.sm_count;
