@@ -3,8 +3,8 @@
 namespace flash {
 
 // Ordered dQ accumulation: the first KV block that a row block sees stores its dQ, the next ones
-// add to it, and the last one, when all others have added, writes dq. So the preprocess stores no zeros,
-// and there is no postprocess.
+// add to it, and the last one, when all others have added, writes dq. So the preprocess stores no
+// zeros, and there is no postprocess.
 struct OrderedDq {
   bool used;
   bool deterministic;    // KV blocks between the first and the last add in order, too
