@@ -66,6 +66,21 @@ def _fp8(paths: list[Path], out: Path) -> None:
     curves.draw(curves.read(paths), out, f"{_machine(paths[0])};\n16,384 tokens in a batch")
 
 
+def _fp8_cache(paths: list[Path], out: Path) -> None:
+    """Decoding, by the bytes of codes, beside torch's sum of them."""
+    names = {"fp8": "codes", "fp8, scales of rows": "of rows", "read": "torch's sum"}
+    rows = [
+        replace(
+            row, preset="a step", problem=row.problem.replace("graph", "decode").split(", page")[0],
+            rates={names.get(name, name): rate for name, rate in row.rates.items()},
+        )
+        for row in report.read_json(paths[0])[0]
+        if "1 query" in row.problem or "4 queries" in row.problem
+    ]  # fmt: skip
+    size = "bytes of a cache's codes, by time; 32/8 heads and d 128 where not said, pages of 64"
+    report.plot(out, rows, f"{_machine(paths[0])};\n{size}")
+
+
 def _mla(paths: list[Path], out: Path) -> None:
     """Products count with 128 heads, bytes with 16: beside torch's sum of them."""
     rows = []
@@ -92,6 +107,7 @@ PICTURES = {
     "docs/h200.png": Picture(("h200_fwd.json", "h200_bwd.json"), _curves),
     "docs/wide.png": Picture(("h200_wide.json",), _wide),
     "docs/fp8.png": Picture(("h200_fp8_forward.json",), _fp8),
+    "docs/fp8_cache.png": Picture(("h200_fp8.json",), _fp8_cache),
     "docs/mla.png": Picture(("h200_mla.json",), _mla),
     "docs/linear.png": Picture(("h200_linear.json",), _linear),
     "docs/serve.png": Picture(("h200_serve.json",), _steps),
