@@ -1,4 +1,4 @@
-"""How many thread blocks of a kernel one multiprocessor holds at a time."""
+"""How many thread blocks of a kernel one SM holds at a time."""
 
 from __future__ import annotations
 

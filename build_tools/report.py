@@ -14,7 +14,7 @@ from pathlib import Path
 from build_tools.compile_kernel import record_path
 from build_tools.occupancy import MULTIPROCESSORS, runs_on
 
-# In a GPU's column: thread blocks, and warps in them, that one of its multiprocessors holds.
+# In a GPU's column: thread blocks, and warps in them, that one of its SMs holds.
 # The last two, time and the compiler's peak memory, are those of the file and its kernels together.
 COLUMNS = ("kernel", "code", "registers", "spills", "stack", "smem", *MULTIPROCESSORS,
            "ptxas s", "file s", "MiB")  # fmt: skip

@@ -232,7 +232,7 @@ _SM80_FORWARDS = [
 ]  # fmt: skip
 
 # `why` of a backward row gives its tile's cost: bytes of shared memory per multiply-add (mma.sync
-# keeps up with 0.1 on an H200) and resident CTAs of a multiprocessor. Where the plain row needs
+# keeps up with 0.1 on an H200) and resident CTAs of an SM. Where the plain row needs
 # more shared memory than the GPU has, plain calls run a full row; the rows of _99_KIB fit consumer
 # GPUs. Figures: docs/kernels/sm80_backward.md. Spills are mostly addresses that do not
 # change.

@@ -3,7 +3,8 @@
 Most faults need one value of a parameter, or two together (Kuhn, Wallace and Gallo 2004, "Software
 fault interactions and implications for software testing"). A test of four parameters with five
 values each has 625 combinations; some 30 hold all pairs. ``--every-combination`` runs all of them,
-as a GPU does.
+as a GPU does. Names that one ``parametrize`` gives together are one parameter: its rows are all
+wanted. A row of the kernels' table is two, its dtype and the rest.
 """
 
 from __future__ import annotations
@@ -43,16 +44,26 @@ def select(items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Ite
             groups[key].append((item, params))
     left_out = set()
     for group in groups.values():
-        factors = _factors([params for _, params in group])
+        factors = _factors([params for _, params in group], _given_together(group[0][0]))
         if factors and min(map(len, factors)) > 2:
             taken = set(covering(factors))
             left_out |= {item for i, (item, _) in enumerate(group) if i not in taken}
     return [x for x in items if x not in left_out], [x for x in items if x in left_out]
 
 
-def _factors(cases: list[dict]) -> list[dict[str, int]]:
-    """Values by the order in which they come up. A row of the kernels' table is two: its dtype,
-    and what its name says beside."""
+def _given_together(item: pytest.Item) -> dict[str, str]:
+    """Names of parameters -> all that one ``parametrize`` gives at a time, where they are more."""
+    together = {}
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0] if mark.args else mark.kwargs["argnames"]
+        names = names.replace(",", " ").split() if isinstance(names, str) else list(names)
+        if len(names) > 1:
+            together |= dict.fromkeys(names, ", ".join(names))
+    return together
+
+
+def _factors(cases: list[dict], together: Mapping[str, str]) -> list[dict[str, int]]:
+    """Values by the order in which they come up."""
     numbers: dict[str, dict] = defaultdict(dict)
 
     def number(name: str, key: Hashable) -> int:
@@ -61,11 +72,14 @@ def _factors(cases: list[dict]) -> list[dict[str, int]]:
     factors = []
     for case in cases:
         found = {}
+        rows: dict[str, tuple] = defaultdict(tuple)
         for name, value in case.items():
-            if hasattr(value, "dtype") and isinstance(getattr(value, "name", None), str):
+            if name in together:
+                rows[together[name]] += (id(value),)
+            elif hasattr(value, "dtype") and isinstance(getattr(value, "name", None), str):
                 found[f"{name}.dtype"] = number(f"{name}.dtype", value.dtype)
                 found[name] = number(name, value.name.replace(f"_{value.dtype}_", "_"))
             else:  # each combination has the same object
                 found[name] = number(name, id(value))
-        factors.append(found)
+        factors.append(found | {names: number(names, row) for names, row in rows.items()})
     return factors

@@ -405,7 +405,7 @@ def test_codes_of_q(coded_library, gpu, asked):
         assert "each call converts q, k and v to bfloat16" in said.slow
         ((who, why), *_) = said.rejected
         assert who == "kernels of fp8 products"
-        assert ("needs a Hopper GPU" if asked else "fp8_products=True") in why
+        assert ("need a Hopper GPU" if asked else "fp8_products=True") in why
 
 
 def test_codes_in_pages_of_few_queries(coded_library):

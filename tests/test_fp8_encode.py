@@ -6,13 +6,15 @@ import math
 
 import pytest
 import torch
-from cases import BF16, FP16
+from cases import BF16, FP16, poisoned
 from torch import Tensor
 from torch.library import opcheck
 
 from flash_attn.call import FP8
 from flash_attn.cpu.encode import make_codes as on_torch
-from flash_attn.dispatch.encode import Codes, make_codes, make_query_codes
+from flash_attn.dispatch.encode import Codes, make_codes
+
+OF_QUERIES = torch.ops.flash_attn._make_query_codes.default
 
 
 def inputs(device, b=2, sq=70, sk=600, h=6, hk=2, d=64, dv=64, dtype=BF16) -> tuple[Tensor, ...]:
@@ -139,10 +141,9 @@ def test_repeatable(device):
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
-@pytest.mark.parametrize("longest", [600, 1000])
-def test_varlen_queries(longest, dtype, device):
-    """Each sequence gets what it gets alone. One is empty, one has several slices."""
-    lengths = (600, 0, 1, 70)
+@pytest.mark.parametrize("lengths", [(600, 0, 1, 70), (3, 1100, 512, 511, 2), (0,), ()], ids=str)
+def test_varlen_queries(lengths, dtype, device):
+    """Each sequence gets what it gets alone. Some are empty, some have several slices."""
     gen = torch.Generator().manual_seed(5)
     total = sum(lengths) + 5  # the last ones are of no sequence
     q = (torch.randn(total, 6, 128, generator=gen) * torch.rand(total, 1, 1, generator=gen)).to(
@@ -151,10 +152,10 @@ def test_varlen_queries(longest, dtype, device):
     q[sum(lengths) :] = math.nan
     q = q.transpose(0, 1).contiguous().transpose(0, 1)
     ends = torch.tensor([0, *lengths]).cumsum(0).int().to(device)
-    codes, descale = make_query_codes(q, ends, longest, 2)
+    codes, descale = OF_QUERIES(q, ends, 2)
     assert codes.is_contiguous()
-    assert (codes.shape, codes.dtype, descale.shape) == (q.shape, FP8, (4, 2))
-    for number, own in enumerate(q[: sum(lengths)].split(lengths)):
+    assert (codes.shape, codes.dtype, descale.shape) == (q.shape, FP8, (len(lengths), 2))
+    for number, own in enumerate(q[: sum(lengths)].split(lengths) if lengths else ()):
         alone = on_torch(own[None].cpu(), own[None, :, :2].cpu(), own[None, :, :2].cpu(), False)
         rows = slice(int(ends[number]), int(ends[number + 1]))
         assert torch.equal(codes[rows].cpu().float(), alone[0][0].float())
@@ -164,7 +165,19 @@ def test_varlen_queries(longest, dtype, device):
 def test_opcheck_of_queries(device):
     q = torch.randn(9, 4, 64).to(device, BF16)
     ends = torch.tensor([0, 4, 9], dtype=torch.int32, device=device)
-    opcheck(torch.ops.flash_attn._make_query_codes.default, (q, ends, 5, 2))
+    opcheck(OF_QUERIES, (q, ends, 2))
+
+
+@pytest.mark.parametrize(
+    "ends", [[0, 6, 13], [-5, 4, 12], [4, 2, 9], [0, 2**31 - 1, -(2**31)], [12, 12, 0]], ids=str
+)
+def test_any_ends_of_sequences(ends, device):
+    """Kernels stay within the tensors. The CPU backend looks at the ends in the next operation."""
+    q = poisoned(torch.randn(12, 4, 64).to(device, BF16))
+    codes, descale = OF_QUERIES(q, torch.tensor(ends, dtype=torch.int32, device=device), 2)
+    assert descale.isfinite().all()
+    assert (descale > 0).all()
+    assert codes.shape == q.shape
 
 
 def test_opcheck(device):

@@ -221,10 +221,11 @@ def test_tensors_without_data():
         assert (out.shape, out.dtype, lse.dtype) == ((B, S, H, 48), FP16, torch.float32)
 
 
-def test_not_explained():
+def test_explained():
     for inputs, function in ((dense_of, flash_attn_func), (packed_of, flash_attn_varlen_func)):
-        with pytest.raises(NotImplementedError, match="explain knows of codes in a KV cache alone"):
-            flash_attn.explain_call(function, **inputs("cpu"), q_descale=0.5, out_dtype=FP16)
+        said = flash_attn.explain_call(function, **inputs("cpu"), q_descale=0.5, out_dtype=FP16)
+        assert said.operation == "_flash_attn_fp8_forward"
+        assert "as float16" not in said.call  # a CPU computes in float32
 
 
 # --- Private functions, FA3's names ---------------------------------------------------------------

@@ -346,8 +346,8 @@ def products(ways, monkeypatch):
     return ways
 
 
-def _query_codes(q, cu_seqlens_q, max_seqlen_q, heads_kv):
-    return torch.ops.flash_attn._make_query_codes(q, cu_seqlens_q, max_seqlen_q, heads_kv)
+def _query_codes(q, cu_seqlens_q, heads_kv):
+    return torch.ops.flash_attn._make_query_codes(q, cu_seqlens_q, heads_kv)
 
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float16])
@@ -376,6 +376,10 @@ def not_rounded() -> dict:
         "largest logits": {"return_max_logits": True},
         "batch invariant": {"batch_invariant": True},
         "gradient": {"q": chunk().q.requires_grad_()},
+        "gradient of sinks": {"scoring": scoring._replace(
+            s_aux=torch.empty(H, device="cuda", requires_grad=True))},
+        "float32": {"q": chunk(torch.float32).q},
+        "strides": {"q": torch.empty(2 * LONG, H, D + 1, dtype=BF16, device="cuda")[..., :D]},
         "left padding": {"keys": chunk().keys._replace(
             leftpad_k=torch.empty(2, dtype=torch.int32, device="cuda"))},
     }  # fmt: skip

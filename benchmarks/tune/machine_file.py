@@ -10,7 +10,7 @@ from benchmarks.tune.model import Model
 
 _MEMORY_AND_SOCKET = re.compile(r"^(\d+GB|HBM\w*|SXM\d*)$")
 _HEAD = """\
-// {gpu}: {sms} multiprocessors, {mib:.0f} MiB of L2; numbers as `make tune` writes them.
+// {gpu}: {sms} SMs, {mib:.0f} MiB of L2; numbers as `make tune` writes them.
 #pragma once
 
 #include "plan/machine.h"

@@ -41,8 +41,8 @@ void each_choice(Call const& c, Visit visit) {
   if (c.decode.head_dim > 0) {
     DecodePlan const planned = plan_decode(p, machine, c.decode, plan.us);
     decodes = planned.few_q > 0;
-    for (auto const& [split, decode_us] : decode_choices(p, machine, c.decode)) {
-      visit([&] { return describe(split); }, decode_us, decodes && split == planned.split);
+    for (auto const& [cut, decode_us] : decode_choices(p, machine, c.decode)) {
+      visit([&] { return describe(cut); }, decode_us, decodes && cut == planned.cut);
     }
   }
   for (auto const& [choice, us] : forward_choices(p, machine, c.forward)) {

@@ -75,8 +75,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> make_codes(Te
 }
 
 // Of varlen queries, (total_q, h, d).
-std::tuple<Tensor, Tensor> make_query_codes(Tensor q, Tensor cu_seqlens_q, int64_t max_seqlen_q,
-                                            int64_t heads_kv) {
+std::tuple<Tensor, Tensor> make_query_codes(Tensor q, Tensor cu_seqlens_q, int64_t heads_kv) {
   EncodeParams p{};
   p.count = 1;
   p.batch = count(cu_seqlens_q.numel() - 1, "len(cu_seqlens_q) - 1");
@@ -84,7 +83,7 @@ std::tuple<Tensor, Tensor> make_query_codes(Tensor q, Tensor cu_seqlens_q, int64
   EncodedTensor& t = p.tensors[0] = encoded_tensor(q, "q", q, 3);
   require(divides(p.heads_kv, t.heads), "heads_kv", "needs", "q's heads to be a multiple of it");
   t.cu_rows = int32_vector(cu_seqlens_q, "cu_seqlens_q", int64_t(p.batch) + 1, q);
-  t.rows = std::min(count(max_seqlen_q, "max_seqlen_q"), t.rows);
+  t.rows = p.batch ? t.rows : 0;
   Encoded const made = encoded(t, q, p);
   torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
   launch(p, q, "make_query_codes");

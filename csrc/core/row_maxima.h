@@ -14,8 +14,8 @@ FLASH_HD int bits_in_order(float x) {
   int const bits = bits_ordered_from_zero(x);
   return bits ^ (bits >> 31 & INT32_MAX);
 }
-FLASH_HD float from_sortable_bits(int bits) {
-  return from_ordered_bits(bits ^ (bits >> 31 & INT32_MAX));
+FLASH_HD float from_bits_in_order(int bits) {
+  return from_bits_ordered_from_zero(bits ^ (bits >> 31 & INT32_MAX));
 }
 
 // A row's largest logit, from its largest score in the units that the softmax gets. Rows that saw
@@ -42,7 +42,7 @@ __device__ inline void raise_logit(float* logit, float x) {
 __device__ inline void raise_logit_of_warp(float* logit, int bits) {
   int const most = __reduce_max_sync(WarpLanes::kAll, bits);
   if (WarpLanes{}.index() == 0) {
-    raise_logit(logit, from_sortable_bits(most));
+    raise_logit(logit, from_bits_in_order(most));
   }
 }
 
@@ -75,7 +75,7 @@ __device__ inline void raise_logits_of_warp(float* logit, int heads, int head, i
   // Neighbouring rows are of different heads.
   int const lane = WarpLanes{}.index(), row = lane / 4 + lane % 2 * (kRows / 2);
   if (lane % 4 < 2 && row < heads) {
-    raise_logit(logit, from_sortable_bits(bits));
+    raise_logit(logit, from_bits_in_order(bits));
   }
 }
 

@@ -59,7 +59,7 @@ FLASH_HD int bits_ordered_from_zero(float x) {
 #endif
 }
 
-FLASH_HD float from_ordered_bits(int bits) {
+FLASH_HD float from_bits_ordered_from_zero(int bits) {
 #if defined(__CUDA_ARCH__)
   return __int_as_float(bits);
 #else
@@ -202,7 +202,7 @@ struct OnlineSoftmax {
     int const top = top_bits<kCols>(r, scores, bits_ordered_from_zero(kept.top[r]));
     // At 0 it may not be the largest one, because negative scores are in no order.
     bool const stays = top > 0 && top <= limit;
-    kept.top[r] = stays ? from_ordered_bits(top) : kept.top[r];
+    kept.top[r] = stays ? from_bits_ordered_from_zero(top) : kept.top[r];
     return !stays;
   }
 

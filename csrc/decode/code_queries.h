@@ -20,8 +20,8 @@ struct RowFactor {
     if (exponent > 0 && exponent < 255) {
       // 2^(kTop - exponent), as far as it has an inverse
       int const bits = min(kTop + 2 * kBias - exponent, 2 * kBias - 1);
-      factor = from_ordered_bits(bits << kFirst);
-      inverse = from_ordered_bits((2 * kBias - bits) << kFirst);
+      factor = from_bits_ordered_from_zero(bits << kFirst);
+      inverse = from_bits_ordered_from_zero((2 * kBias - bits) << kFirst);
     }
   }
 };

@@ -19,7 +19,7 @@ In every function here:
   seqlen_q, sees keys j with ``j // c == p // c`` alone, counted from the sequence's first key
   (after ``cache_leftpad``); 0 and None are no chunks;
 - ``pack_gqa``, ``sm_margin`` and ``scheduler_metadata`` change nothing: what they choose is chosen
-  inside, and a call takes all multiprocessors;
+  inside, and a call takes all SMs;
 - ``num_splits`` changes results by rounding alone: it is taken with packed rows and with a cache,
   and a dense call without a cache chooses by itself;
 - ``learnable_sink`` and ``sinks`` are other names of ``s_aux``, ``block_table`` of ``page_table``;

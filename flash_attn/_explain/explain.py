@@ -107,7 +107,7 @@ def explain(
         lengths = Lengths(cu_seqlens_q, cu_seqlens_k, longest_q, 0)
     if checks_fp8.are_codes(q):
         way = codes.way_of(q, k, v, asked, given, lengths, block_table, batch_invariant, gpu)
-        contents, notes = way.contents, way.notes
+        contents, notes = way.contents, way.notes if runs_on_gpu else ()
     else:
         in_pages = lengths is not None and block_table is not None
         descales = checks_fp8.of_cache(given, k, v, q, batch, in_pages)

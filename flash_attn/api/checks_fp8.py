@@ -61,8 +61,8 @@ def are_codes(q: Any) -> bool:
 def of_cache(
     given: OfCodes, k: Tensor, v: Tensor, q: Tensor, batch: int, in_pages: bool = False
 ) -> Descales:
-    """What an operation takes where q is none: a cache may be. The rest is refused. in_pages: k and
-    v are pages of a varlen call, whose queries may be rounded to codes."""
+    """What an operation takes where q holds no codes: a cache may. The rest is refused. in_pages: k
+    and v are pages of a varlen call, whose queries may be rounded to codes."""
     rounds_queries = in_pages and k.dtype is FP8
     asked = {
         "q_descale": given.q_descale, "out_dtype": given.out_dtype,

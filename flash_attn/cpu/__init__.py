@@ -8,6 +8,7 @@ cannot: values. CONTENT_CHECKS makes these checks alone, for tensors of any devi
 from . import fp8_forward as _codes
 from . import kvcache, varlen
 from .dense import backward, forward
+from .encode import make_codes, make_query_codes
 from .fp8_forward import fp8_forward
 from .kvcache import with_kvcache
 from .merge import merge_attention
@@ -18,6 +19,8 @@ __all__ = [
     "backward",
     "forward",
     "fp8_forward",
+    "make_codes",
+    "make_query_codes",
     "merge_attention",
     "varlen_backward",
     "varlen_forward",

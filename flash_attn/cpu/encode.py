@@ -23,15 +23,13 @@ def make_codes(q: Tensor, k: Tensor, v: Tensor, smooth_k: bool) -> tuple[Tensor,
     return q_codes.view(q.shape), k_codes, v_codes, q_descale, k_descale, v_descale, mean
 
 
-def make_query_codes(
-    q: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int, heads_kv: int
-) -> tuple[Tensor, Tensor]:
+def make_query_codes(q: Tensor, cu_seqlens_q: Tensor, heads_kv: int) -> tuple[Tensor, Tensor]:
     """As flash_attn.dispatch.encode.make_query_codes."""
     codes = q.new_zeros(q.shape, dtype=FP8)
     descales = q.new_ones((cu_seqlens_q.shape[0] - 1, heads_kv), dtype=torch.float32)
     ends = cu_seqlens_q.tolist()
     for number, (begin, end) in enumerate(pairwise(ends)):
-        rows = slice(begin, min(end, begin + max_seqlen_q))
+        rows = slice(begin, end)
         groups = q[rows].unflatten(1, (heads_kv, -1)).flatten(2)[None]  # (1, sq, hk, group * d)
         own, _, descale, _ = quantize_kv(groups, groups[:, :0])
         codes[rows] = own[0].view(q[rows].shape)

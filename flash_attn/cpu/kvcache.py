@@ -146,8 +146,8 @@ class Storage:
                 raise ValueError(f"cache_seqlens[{i}]: got {length}; -1 (skip) or more is needed")
             if length >= 0 and length + new > self.capacity:
                 raise ValueError(
-                    f"cache_seqlens[{i}]: got {length} and {new} new keys; together at most "
-                    f"{self.capacity} is needed: {self._room()} per sequence"
+                    f"cache_seqlens[{i}]: got {length} and {new} new keys; their sum must be at "
+                    f"most {self.capacity}, {self._room()} per sequence"
                 )
             if length >= 0 and self.leftpad[i] > length + new:
                 raise ValueError(

@@ -166,7 +166,7 @@ def _attend(
         descales = checks_fp8.of_cache(given, k, v, q, batch, keys.block_table is not None)
     if backend.LOG:
         packed = {} if lengths is None else lengths._asdict()
-        _log(q, k, v, options, block_table=keys.block_table, **packed)
+        _log(q, k, v, options, given, block_table=keys.block_table, **packed)
         if lengths is not None and not is_compiling():
             leading_zero.log(q, k, lengths, paged=keys.block_table is not None)
     head_dim_v = None
@@ -213,6 +213,9 @@ def attend_codes(
     scoring, lengths = checked(q, k, v, options, lengths, keys, take=checks_fp8.operands)
     checks_fp8.options(options, keys, (q, k, v, options.s_aux))
     batch = q.shape[0] if lengths is None else lengths.batch
+    if backend.LOG:
+        packed = {} if lengths is None else lengths._asdict()
+        _log(q, k, v, options, given, block_table=keys.block_table, **packed)
     call = CodedForward(
         q, k, v, scoring, lengths, keys, options.batch_invariant, num_splits,
         checks_fp8.all_descales(given, q, k, v, batch), checks_fp8.fp16_out(given.out_dtype),
@@ -240,7 +243,7 @@ def latent(
         checks_fp8.of_cache(given, k, v, q, lengths.batch)
     if backend.LOG:
         packed = {**lengths._asdict(), "num_splits": num_splits}
-        _log(q, k, v, options, block_table=keys.block_table, qv=qv, **packed)
+        _log(q, k, v, options, given, block_table=keys.block_table, qv=qv, **packed)
     call = Forward(
         q, k, v, scoring, lengths, keys, batch_invariant=options.batch_invariant,
         num_splits=num_splits, qv=qv,
@@ -401,9 +404,11 @@ def _as_kernels_read(cache: Cache, q: Tensor) -> Cache:
     return cache
 
 
-def _log(q: Tensor, k: Tensor, v: Tensor, options: Options, **rest) -> None:
+def _log(
+    q: Tensor, k: Tensor, v: Tensor, options: Options, given: OfCodes = NO_CODES, **rest
+) -> None:
     if is_compiling():
         return  # a print would break the graph
     from flash_attn._explain import trace
 
-    trace(q, k, v, **options._asdict(), **rest)
+    trace(q, k, v, **options._asdict(), **{**given._asdict(), **rest})

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from flash_attn import backend
 from flash_attn.call import FP8
-from flash_attn.cpu.encode import make_codes as on_torch
-from flash_attn.cpu.encode import make_query_codes as queries_on_torch
 from flash_attn.dispatch import (
     direct,
     ops,  # noqa: F401  loads the compiled library
@@ -27,18 +25,31 @@ SCHEMAS = {
         "Tensor v_codes, Tensor q_descale, Tensor k_descale, Tensor v_descale, Tensor k_mean)"
     ),
     _OF_QUERIES: (
-        "(Tensor q, Tensor cu_seqlens_q, SymInt max_seqlen_q, SymInt heads_kv) "
-        "-> (Tensor q_codes, Tensor q_descale)"
+        "(Tensor q, Tensor cu_seqlens_q, SymInt heads_kv) -> (Tensor q_codes, Tensor q_descale)"
     ),
 }
-CPU = {_NAME: on_torch, _OF_QUERIES: queries_on_torch}
 #: What the kernel moves at a time; csrc/passes/encode.
 _COLUMNS, _MOST_COLUMNS, _BYTES = 16, 256, 16
 _KERNEL_DTYPES = frozenset({torch.bfloat16, torch.float16})
 
 _library = defined(SCHEMAS)
-for _name, _on_torch in CPU.items():
-    _library.impl(_name, _on_torch, "CPU")
+
+
+def _on_torch(q: Tensor, k: Tensor, v: Tensor, smooth_k: bool) -> tuple[Tensor, ...]:
+    from flash_attn import cpu  # which a GPU never needs
+
+    return cpu.make_codes(q, k, v, smooth_k)
+
+
+def _queries_on_torch(q: Tensor, cu_seqlens_q: Tensor, heads_kv: int) -> tuple[Tensor, Tensor]:
+    from flash_attn import cpu
+
+    return cpu.make_query_codes(q, cu_seqlens_q, heads_kv)
+
+
+CPU = {_NAME: _on_torch, _OF_QUERIES: _queries_on_torch}
+for _name, _function in CPU.items():
+    _library.impl(_name, _function, "CPU")
 _operation = torch.ops.flash_attn._make_codes.default
 _of_queries = torch.ops.flash_attn._make_query_codes.default
 
@@ -66,9 +77,7 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, smooth_k: bool) -> tuple[Tensor, ...]
     return *codes, *descales, mean
 
 
-def _fake_of_queries(
-    q: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int, heads_kv: int
-) -> tuple[Tensor, Tensor]:
+def _fake_of_queries(q: Tensor, cu_seqlens_q: Tensor, heads_kv: int) -> tuple[Tensor, Tensor]:
     codes = torch.empty_like(q, dtype=FP8, memory_format=torch.contiguous_format)
     return codes, q.new_empty((cu_seqlens_q.shape[0] - 1, heads_kv), dtype=torch.float32)
 
@@ -77,8 +86,8 @@ torch.library.register_fake(f"flash_attn::{_NAME}", _fake, lib=_library)
 torch.library.register_fake(f"flash_attn::{_OF_QUERIES}", _fake_of_queries, lib=_library)
 _is_compiled: bool = torch._C._dispatch_has_kernel_for_dispatch_key(f"flash_attn::{_NAME}", "CUDA")
 if not _is_compiled:
-    for _name, _on_torch in CPU.items():
-        _library.impl(_name, _on_torch, "CUDA")
+    for _name, _function in CPU.items():
+        _library.impl(_name, _function, "CUDA")
 # Asked once, because a compiler cannot follow what asks the library.
 _serves: bool = _is_compiled and not backend.cuda_problem()
 direct.register(_operation)
@@ -94,19 +103,14 @@ def make_codes(q: Tensor, k: Tensor, v: Tensor, smooth_k: bool) -> Codes:
     if on_gpu(q) and all(kernel_takes(x) for x in (q, k, v)):
         return Codes(*run.without_gradient(_operation, q, k, v, smooth_k))
     with torch.no_grad():
-        return Codes(*on_torch(q, k, v, smooth_k))
+        return Codes(*_on_torch(q, k, v, smooth_k))
 
 
-def make_query_codes(
-    q: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int, heads_kv: int
-) -> tuple[Tensor, Tensor]:
-    """Codes of varlen queries (total_q, h, d), and a descale for each sequence and KV head,
-    (b, heads_kv): its largest number becomes the largest code. Rows of no sequence get any codes.
-    """
-    if on_gpu(q) and kernel_takes(q):
-        return run.without_gradient(_of_queries, q, cu_seqlens_q, max_seqlen_q, heads_kv)
-    with torch.no_grad():
-        return queries_on_torch(q, cu_seqlens_q, max_seqlen_q, heads_kv)
+def make_query_codes(q: Tensor, cu_seqlens_q: Tensor, heads_kv: int) -> tuple[Tensor, Tensor]:
+    """Codes of varlen queries (total_q, h, d) that ``kernel_takes``, and a descale for each
+    sequence and KV head, (b, heads_kv): its largest number becomes the largest code. Rows of no
+    sequence get any codes."""
+    return run.without_gradient(_of_queries, q, cu_seqlens_q, heads_kv)
 
 
 def on_gpu(q: Tensor) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor
 from flash_attn import backend
 from flash_attn.api.checks import MAX_HEAD_DIM_OF_CODES
 from flash_attn.call import FP8, AllDescales, CodedForward, Forward, Scoring, named
-from flash_attn.dispatch import content_checks, direct, encode, ops, run
+from flash_attn.dispatch import autograd, content_checks, direct, encode, ops, run
 from flash_attn.dispatch.define import defined
 
 __all__ = ["forward"]
@@ -108,9 +108,7 @@ def with_codes_of_queries(call: Forward) -> CodedForward | None:
     if not _on_gpu(call.q) or why_no_codes_of_queries(call, is_hopper(call.q.device)):
         return None
     lengths = call.lengths
-    q, q_descale = encode.make_query_codes(
-        call.q, lengths.cu_seqlens_q, lengths.max_seqlen_q, call.k.shape[-2]
-    )
+    q, q_descale = encode.make_query_codes(call.q, lengths.cu_seqlens_q, call.k.shape[-2])
     k_descale, v_descale, k_all, v_all = call.descales
     return _coded(call)._replace(
         q=q, descales=AllDescales(q_descale, k_descale, v_descale, 1.0, k_all, v_all)
@@ -127,9 +125,19 @@ def why_no_codes_of_queries(call: Forward, hopper: bool) -> str:
         return "have no dropout, probabilities or largest logits"
     if call.keys.leftpad_k is not None:
         return "have no left padding"
-    if torch.is_grad_enabled() and call.q.requires_grad:
+    if _has_gradient(call.q, call.k, call.v, call.scoring.s_aux):
         return "have no gradient"
+    if not encode.kernel_takes(call.q):
+        return f"take queries of 16 bits whose rows begin at multiples of {_BYTES} bytes"
     return why_no_products(_coded(call), hopper)
+
+
+def _has_gradient(*inputs: Tensor | None) -> bool:
+    """Whether autograd, or a transform, may record a call: the ordinary operations say what becomes
+    of it."""
+    if torch.compiler.is_compiling():
+        return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    return torch._C._are_functorch_transforms_active() or autograd.records(*inputs)
 
 
 def _coded(call: Forward) -> CodedForward:
@@ -146,7 +154,7 @@ def _on_gpu(q: Tensor) -> bool:
 def why_no_products(call: CodedForward, hopper: bool) -> str:
     """Why no kernel multiplies the codes of a call as they are; empty: one does."""
     if not has_kernel or not hopper:
-        return "needs a Hopper GPU and its kernels"
+        return "need a Hopper GPU, and a library that has them"
     if max(call.q.shape[-1], call.v.shape[-1]) > MAX_HEAD_DIM_OF_CODES:
         return f"serve head dims up to {MAX_HEAD_DIM_OF_CODES}"
     if call.keys.block_table is None:
@@ -155,7 +163,7 @@ def why_no_products(call: CodedForward, hopper: bool) -> str:
     # depend on how many queries other sequences have: then all of them are served as before.
     group = call.q.shape[-2] // call.k.shape[-2]
     if call.batch_invariant or call.lengths.max_seqlen_q * group <= _DECODED_ROWS:
-        return "leave pages to decode where a KV head has few rows, or the batch must not matter"
+        return f"leave pages to decode with {_DECODED_ROWS} rows a KV head, or batch_invariant"
     # Queries of 16 bits have another way, in which decode serves the short sequences of a batch.
     if call.q.dtype is not FP8 and call.q.shape[0] * group <= _DECODED_ROWS * call.lengths.batch:
         return "leave pages to decode where most sequences have few rows"

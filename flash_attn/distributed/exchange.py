@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 # Clocks, some 10 us, that the current stream waits behind what was posted. An attention kernel has
-# a block for each multiprocessor that stays to the kernel's end: if it is the first to start, in a
+# a block for each SM that stays to the kernel's end: if it is the first to start, in a
 # race of two streams that wait for the same event, transfers begin when it is done.
 HEAD_START = 20_000
 

@@ -441,8 +441,8 @@ BAD_POSITIONS = {
     "rotary_seqlens: got one without": {"rotary_cos": None, "rotary_sin": None},
     r"rotary_seqlens: got shape \(2,\)": {"rotary_seqlens": ints("cpu", [1, 2])},
     "rotary_seqlens: got dtype": {"rotary_seqlens": torch.ones(3)},
-    r"rotary_seqlens is \[-2, 0, 0\]": {"rotary_seqlens": ints("cpu", [-2, 0, 0])},
-    "cos has 700 positions": {"rotary_seqlens": ints("cpu", [0, 0, 700])},
+    r"rotary_seqlens: got \[-2, 0, 0\]": {"rotary_seqlens": ints("cpu", [-2, 0, 0])},
+    "cos: got 700 positions": {"rotary_seqlens": ints("cpu", [0, 0, 700])},
     "rotary_sin: got None": {"rotary_sin": None},
     "rotary_cos: got a table without k": {"k": None, "v": None},
 }

@@ -85,7 +85,7 @@ Params params(py::dict const& call) {
 }
 
 // name: (address, batch stride, row stride, head stride, whether of rows), if given
-inline flash::Descale code_scale(py::dict const& call, std::string const& name) {
+inline flash::Descale code_descale(py::dict const& call, std::string const& name) {
   flash::Descale scale{};
   scale.all = number<float>(call, (name + "_all").c_str(), 1.f);
   if (call.contains(name.c_str())) {
@@ -96,9 +96,9 @@ inline flash::Descale code_scale(py::dict const& call, std::string const& name) 
 }
 
 inline flash::CodeDescales code_descales(py::dict const& call) {
-  return {number<bool>(call, "codes"),    number<bool>(call, "codes_of_q"),
-          number<bool>(call, "bf16_out"), code_scale(call, "q_descale"),
-          code_scale(call, "k_descale"),  code_scale(call, "v_descale")};
+  return {number<bool>(call, "codes"),     number<bool>(call, "codes_of_q"),
+          number<bool>(call, "bf16_out"),  code_descale(call, "q_descale"),
+          code_descale(call, "k_descale"), code_descale(call, "v_descale")};
 }
 
 inline flash::FwdParams forward_params(py::dict const& call) {

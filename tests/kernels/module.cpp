@@ -291,7 +291,7 @@ flash::NewRows new_rows(py::dict const& call) {
   rows.k_cache = view<void>(call, "k");
   rows.v_cache = view<void>(call, "v");
   rows.odd = call.contains("odd_columns_k");
-  rows.codes = code_scales(call);
+  rows.codes = code_descales(call);
   rows.columns_k = number<int>(call, rows.odd ? "odd_columns_k" : "head_dim");
   rows.columns_v = number<int>(call, rows.odd ? "odd_columns_v" : "head_dim_v");
   rows.rotary = {pointer<void>(call, "cos"),          pointer<void>(call, "sin"),

@@ -58,6 +58,10 @@ def test_three(a, b, c): pass
 @pytest.mark.parametrize("a", [1, 2, 3, 4])
 def test_rows(row, a): pass
 
+@pytest.mark.parametrize("a, b", [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1)])
+@pytest.mark.parametrize(("c", "d"), [(1, 1), (2, 1)])
+def test_together(a, b, c, d): pass
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("a", [1, 2, 3])
 @pytest.mark.parametrize("b", ["x", "y", "z"])
@@ -80,7 +84,14 @@ def test_of_a_suite(tmp_path):
     (tmp_path / "conftest.py").write_text(
         "from tests.conftest import pytest_addoption, pytest_collection_modifyitems\n"
     )
-    full = {"test_one": 3, "test_two": 6, "test_three": 18, "test_rows": 16, "test_gpu": 18}
+    full = {
+        "test_one": 3,
+        "test_two": 6,
+        "test_three": 18,
+        "test_rows": 16,
+        "test_gpu": 18,
+        "test_together": 10,
+    }
     every = collected("--every-combination")
     assert {name: every.count(name) for name in full} == full
     some = collected()

@@ -10,6 +10,7 @@
 #include "core/coded.h"
 #include "core/dynamic_smem.h"
 #include "core/softmax.h"
+#include "core/varlen_rows.h"
 #include "core/warp_lanes.h"
 #include "launch/launch_kernel.h"
 #include "passes/encode/launch.h"
@@ -28,18 +29,43 @@ struct Slice {
   int tensor;
   int batch;
   int head;
-  int number;         // in the sequence
+  int number;         // in the sequence, which may have fewer
   int rows;           // of the sequence
   int64_t first_row;  // of the sequence, in varlen tensors
   int64_t part;       // where in `parts` its numbers are
 };
 
-FLASH_HD int num_slices(EncodedTensor const& t) {
-  return (t.rows + kEncodedSlice - 1) / kEncodedSlice;
+FLASH_HD int slices_of(int rows) { return (rows + kEncodedSlice - 1) / kEncodedSlice; }
+
+// Of a varlen head. A sequence's slices have the numbers from row / kEncodedSlice + sequence on,
+// row being its first: the host knows how many numbers there are, and not all stand for a slice.
+FLASH_HD int varlen_slices(EncodeParams const& p, EncodedTensor const& t) {
+  return t.rows / kEncodedSlice + p.batch;
 }
 
 FLASH_HD int64_t num_slices(EncodeParams const& p, EncodedTensor const& t) {
-  return int64_t(p.batch) * t.heads * num_slices(t);
+  return t.cu_rows ? int64_t(t.heads) * varlen_slices(p, t)
+                   : int64_t(p.batch) * t.heads * slices_of(t.rows);
+}
+
+FLASH_HD VarlenRows varlen_rows(EncodeParams const& p, EncodedTensor const& t) {
+  return {t.cu_rows, p.batch, t.rows};
+}
+
+// The slices of a sequence and head, among those of the tensor.
+struct Slices {
+  int64_t first;
+  int count;
+};
+
+FLASH_HD Slices slices_of(EncodeParams const& p, EncodedTensor const& t, int batch, int head) {
+  if (!t.cu_rows) {
+    int const count = slices_of(t.rows);
+    return {(int64_t(batch) * t.heads + head) * count, count};
+  }
+  RowRun const run = varlen_rows(p, t).run(batch);
+  return {int64_t(head) * varlen_slices(p, t) + run.begin / kEncodedSlice + batch,
+          slices_of(run.length)};
 }
 
 // Where a tensor's numbers in `parts` begin.
@@ -51,23 +77,35 @@ FLASH_HD int64_t first_part(EncodeParams const& p, int tensor) {
   return first;
 }
 
-// Blocks are numbered by tensor, sequence, head and slice, in 32 bits, whose divisions are cheap.
+// The last sequence whose slices begin at this number of a head, or before.
+__device__ int sequence_of(VarlenRows const& rows, int number) {
+  int sequence = 0;
+  for (int end = rows.batch; end - sequence > 1;) {
+    int const middle = sequence + (end - sequence) / 2;
+    (rows.entry(middle) / kEncodedSlice + middle <= number ? sequence : end) = middle;
+  }
+  return sequence;
+}
+
+// Blocks are numbered by tensor, sequence, head and slice, or by tensor, varlen head and slice, in
+// 32 bits, whose divisions are cheap.
 __device__ Slice slice_of(EncodeParams const& p, uint32_t block) {
   int tensor = 0;
   while (block >= num_slices(p, p.tensors[tensor])) {
     block -= static_cast<uint32_t>(num_slices(p, p.tensors[tensor++]));
   }
   EncodedTensor const& t = p.tensors[tensor];
-  uint32_t const slices = num_slices(t), heads = t.heads, head = block / slices;
-  int const batch = head / heads;
-  int const begin = t.cu_rows ? t.cu_rows[batch] : 0;
-  return {tensor,
-          batch,
-          int(head % heads),
-          int(block % slices),
-          t.cu_rows ? t.cu_rows[batch + 1] - begin : t.rows,
-          begin,
-          first_part(p, tensor) + int64_t(block) * numbers_of_slice(t)};
+  int64_t const part = first_part(p, tensor) + int64_t(block) * numbers_of_slice(t);
+  uint32_t const heads = t.heads, slices = t.cu_rows ? varlen_slices(p, t) : slices_of(t.rows);
+  int const row = block / slices, number = block % slices;
+  if (!t.cu_rows) {
+    return {tensor, int(row / heads), int(row % heads), number, t.rows, 0, part};
+  }
+  VarlenRows const rows = varlen_rows(p, t);
+  int const sequence = sequence_of(rows, number);
+  RowRun const run = rows.run(sequence);
+  return {tensor,     sequence,  row, number - run.begin / kEncodedSlice - sequence,
+          run.length, run.begin, part};
 }
 
 // The rows of a slice that a thread has: every `apart`th. Its columns are the same in all of them.
@@ -265,7 +303,7 @@ __global__ void __launch_bounds__(kThreads) look_kernel(__grid_constant__ Encode
 // mean of these. A column whose mean is not finite has no finite number then.
 __device__ float centre_columns(EncodeParams const& p, EncodedTensor const& t, int64_t head,
                                 float const* parts) {
-  int const slices = num_slices(t);
+  int const slices = slices_of(t.rows);
   float largest = 0.f;
   for (int column = threadIdx.x; column < t.columns; column += kThreads) {
     float sum = 0.f, low = INFINITY, high = -INFINITY;
@@ -292,9 +330,12 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(__grid_constant__ Enco
   if (t.mean) {
     largest = centre_columns(p, t, group_of, parts);
   } else {
-    int const numbers = t.heads / p.heads_kv * num_slices(t);  // of the KV head's heads
-    for (int i = threadIdx.x; i < numbers; i += kThreads) {
-      largest = fmaxf(largest, parts[int64_t(group_of) * numbers + i]);
+    int const batch = group_of / p.heads_kv, group = t.heads / p.heads_kv;
+    int const first_head = group_of % p.heads_kv * group;
+    int const slices = slices_of(p, t, batch, first_head).count;
+    for (int i = threadIdx.x; i < group * slices; i += kThreads) {
+      int64_t const first = slices_of(p, t, batch, first_head + i / slices).first;
+      largest = fmaxf(largest, parts[first + i % slices]);
     }
   }
   largest = largest_of_block(largest, reinterpret_cast<float*>(dynamic_smem()));

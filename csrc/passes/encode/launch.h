@@ -11,7 +11,7 @@ struct EncodedTensor {
   float* descales;           // [b, heads_kv]
   float* mean;               // [b, h, d] of the rows, which is taken off them; null: nothing is
   int const* cu_rows;        // [b + 1] of varlen, which has no mean; else null
-  int rows;                  // s, or of the longest sequence
+  int rows;                  // s, or total
   int heads;
   int columns;  // a multiple of 16, at most kMostEncodedColumns
 };
@@ -23,8 +23,9 @@ constexpr int kEncodedSlice = 512;
 struct EncodeParams {
   EncodedTensor tensors[3];  // q, k, v, or q alone
   int count;                 // of tensors
-  // What slices of rows leave, tensor after tensor, [b, h, slices]: their largest number, or for a
-  // tensor with a mean [3, columns]: sum, least and largest of each column.
+  // What slices of rows leave, tensor after tensor, [b, h, slices], or varlen [h, slices]: their
+  // largest number, or for a tensor with a mean [3, columns]: sum, least and largest of each
+  // column.
   float* parts;
   int batch;
   int heads_kv;

@@ -64,7 +64,7 @@ struct LargestLogits {
   // Behind the last score of row r, whose LSE is there. One lane of the row calls it.
   __device__ void finish(int r, float* lse, float row_lse, Accumulators<Config> const& acc) const {
     if (wanted()) {
-      float const top = from_sortable_bits(of(r));
+      float const top = from_bits_in_order(of(r));
       float const logit =
           largest_logit(acc.softmax.saw_key(r), top, block.score_mod.exponent_scale(), row_lse);
       if (block.max_logits.of_heads) {

@@ -196,7 +196,8 @@ __device__ __forceinline__ float largest_of(Scores const& s) {
     top = max_of_three(top, bits_ordered_from_zero(fmaxf(fabsf(s(i)), fabsf(s(i + 1)))),
                        bits_ordered_from_zero(fmaxf(fabsf(s(i + 2)), fabsf(s(i + 3)))));
   }
-  return from_ordered_bits(max_of_three(tops[0] > tops[1] ? tops[0] : tops[1], tops[2], tops[3]));
+  return from_bits_ordered_from_zero(
+      max_of_three(tops[0] > tops[1] ? tops[0] : tops[1], tops[2], tops[3]));
 }
 
 // Calls body(score mod) with the tanh of fewest powers that all of a warp's products allow.

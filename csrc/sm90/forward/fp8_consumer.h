@@ -243,7 +243,7 @@ struct Fp8Consumer : Consumer<Config> {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       int const own = OnlineSoftmax<kRows>::template top_bits<kColumns>(r, s, 0);
-      tops[r] = QuadReduce{}(from_ordered_bits(own), Max{});
+      tops[r] = QuadReduce{}(from_bits_ordered_from_zero(own), Max{});
       positive = positive && tops[r] > 0.f;
     }
     if (!__all_sync(Base::kAll, positive)) {

@@ -62,7 +62,7 @@ __device__ __forceinline__ float largest_score_of_row(SharedStorage<Config>& sme
                                                       Accumulators<Config> const& acc, OwnRow own) {
   if constexpr (Config::kLargest == Largest::InShared) {
     __syncwarp();
-    return from_sortable_bits(smem.maximum(own.second));
+    return from_bits_in_order(smem.maximum(own.second));
   } else {
     auto const& [first, second] = acc.tops.top;
     float const top =
