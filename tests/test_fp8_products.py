@@ -379,7 +379,8 @@ def not_rounded() -> dict:
         "gradient of sinks": {"scoring": scoring._replace(
             s_aux=torch.empty(H, device="cuda", requires_grad=True))},
         "float32": {"q": chunk(torch.float32).q},
-        "strides": {"q": torch.empty(2 * LONG, H, D + 1, dtype=BF16, device="cuda")[..., :D]},
+        "strides": {"q": torch.empty_strided(
+            (2 * LONG, H, D), (H * (D + 1), D + 1, 1), dtype=BF16, device="cuda")},
         "left padding": {"keys": chunk().keys._replace(
             leftpad_k=torch.empty(2, dtype=torch.int32, device="cuda"))},
     }  # fmt: skip
