@@ -104,8 +104,9 @@ def test_what_16_bits_do_not_have(given, device):
         flash_attn_func(q, q, q, **given)
     pages = pages_of(device)
     pages["q"] = pages["q"].to(BF16)
-    with pytest.raises(ValueError, match=rf"^{name}: got .* with a q of torch.bfloat16"):
-        flash_attn_varlen_func(**pages, **given)
+    if name != "fp8_products":  # which permits to round q beside pages of codes
+        with pytest.raises(ValueError, match=rf"^{name}: got .* with a q of torch.bfloat16"):
+            flash_attn_varlen_func(**pages, **given)
     with pytest.raises(ValueError, match="v_descale: got one with a v of"):
         flash_attn_func(q, q, q, v_descale=2.0)
 
