@@ -12,7 +12,7 @@ from torch import Tensor
 from flash_attn.api import checks, checks_kvcache, checks_latent
 from flash_attn.call import Cache, pick
 
-from .explain import explain
+from .describe import explain
 from .explanation import Explanation
 
 

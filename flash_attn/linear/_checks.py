@@ -101,7 +101,8 @@ def step(
     """Checks one token of each row, q [B, HK, K], and its states; the slots [B] int32, or None."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor) or x.dim() != 3:
-            raise ValueError(f"{name}: got {x!r}; a tensor [B, H, D] is needed")
+            got = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"{x!r}"
+            raise ValueError(f"{name}: got {got}; a tensor [B, H, D] is needed")
     operands(q[:, None], k[:, None], v[:, None])
     batch, heads = v.shape[:2]
     sizes = (heads, v.shape[-1], k.shape[-1]) if v_first else (heads, k.shape[-1], v.shape[-1])

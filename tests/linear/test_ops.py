@@ -259,7 +259,7 @@ def test_wrong_steps():
     state = torch.randn(2, 3, 6, 5)
     with pytest.raises(ValueError, match="state: got shape"):
         recurrent_step(q, q, v, None, state.mT)
-    with pytest.raises(ValueError, match=r"q: a tensor \[B, H, D\]"):
+    with pytest.raises(ValueError, match=r"q: got shape \(3, 6\); a tensor \[B, H, D\]"):
         recurrent_step(q[0], q, v, None, state)
     with pytest.raises(ValueError, match="g: got shape"):
         recurrent_step(q, q, v, q[0, :2], state)

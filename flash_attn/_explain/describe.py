@@ -1,4 +1,5 @@
-"""``flash_attn.explain(...)``: what a call would run on, and why nothing else; runs nothing."""
+"""``flash_attn.explain(...)``: what a call would run on, and why nothing else; runs nothing. It
+describes the call, and ``cpu`` or ``gpu`` answers."""
 
 from __future__ import annotations
 
