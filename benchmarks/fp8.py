@@ -16,6 +16,8 @@ from flash_attn.fp8 import attention
 
 FP8 = torch.float8_e4m3fn
 DESCALE = 0.01
+#: So many queries of a sequence are a chunk of a prompt, whose queries may become codes as well.
+CHUNK = 128
 
 
 def grid() -> Iterator[Serve]:
@@ -30,6 +32,7 @@ def grid() -> Iterator[Serve]:
         ("1 x 1 query, 32k keys", 1, (32768,)),
         ("64 x 4 queries, 4k keys", 4, (4096,) * 64),
         ("1 x 512 queries, 8k keys", 512, (8192,)),
+        ("4 x 1,024 queries, 8k keys", 1024, (8192,) * 4),
         ("1 x 2,048 queries, 32k keys", 2048, (32768,)),
     ):
         yield Serve(name, (queries,) * len(keys), keys, 64)
@@ -61,11 +64,16 @@ def _serving(point: Serve, device: torch.device) -> dict[str, Callable]:
             q, k, v, *lengths, causal=True, block_table=table, window_size=NO_WINDOW, **descales
         )
 
-    return {
+    calls = {
         "16 bits": step(k, v),
         "fp8": step(*codes, k_descale=of_head, v_descale=of_head),
         "fp8, scales of rows": step(*codes, k_descale=of_row, v_descale=of_row),
     }
+    if max(point.queries) >= CHUNK:
+        calls["fp8 products"] = step(
+            *codes, k_descale=of_head, v_descale=of_head, fp8_products=True
+        )
+    return calls
 
 
 def _appending(point: Step, device: torch.device) -> dict[str, Callable]:

@@ -15,7 +15,7 @@ import sys
 import torch
 
 import flash_attn
-from flash_attn.dispatch.encode import make_codes
+from flash_attn.dispatch.encode import make_codes, make_query_codes
 from flash_attn.flash_attn_interface import _flash_attn_varlen_forward
 from flash_attn.layers.rotary import apply_rotary_emb, apply_rotary_emb_qk, apply_rotary_emb_qkv_
 from flash_attn.linear import (
@@ -249,6 +249,13 @@ def codes(dtype: torch.dtype) -> None:
         for smooth_k in (False, True):
             made = make_codes(q, k, v, smooth_k)
             assert all(torch.isfinite(x.float()).all() for x in made), (dtype, rows, columns)
+    # An empty sequence, one shorter than a slice, a long one; rows behind the last.
+    ends = torch.tensor([0, 0, 33, 1100], dtype=torch.int32)
+    for columns in (16, 96, 256):
+        q = torch.randn(1200, 4, columns).to(dtype)
+        made, descale = make_query_codes(q, ends, 2)
+        assert torch.isfinite(made[:1100].float()).all(), (dtype, columns)
+        assert torch.isfinite(descale).all(), (dtype, columns)
 
 
 def any_contents(dtype: torch.dtype, head_dim: int, head_dim_v: int, device: str) -> None:
