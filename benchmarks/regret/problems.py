@@ -30,7 +30,7 @@ class Problem:
     direction: "backward", "forward" or "cache" (a call against a KV cache, or against pages).
     seqlen_q, seqlen_k: of each sequence, or of the longest; of a cache its capacity. window: keys
     to the left, -1: all. lengths: of a packed batch. page: rows of a page, 0: there are none. keys:
-    of a cache, in use by each sequence. queries: of a packed batch against pages. codes: the cache
+    of a cache, in use by each sequence. queries: of a varlen batch against pages. codes: the cache
     holds codes of 8 bits.
     """
 
@@ -183,6 +183,8 @@ def _cache(dice: random.Random, most_bytes: float = 2.5e9, most_flops: float = 2
             seqlen_q = dice.choice([256, 512, 1024, 2048])
             if use > 0.9:  # a mixed batch
                 queries, page = (*[1] * (batch - 1), seqlen_q), page or 64
+        if page and seqlen_q <= 16 and dice.random() < 0.4:
+            queries = (seqlen_q,) * batch  # as engines call, varlen
         if seqlen_q > longest or (page == 1 and sum(keys) > 2**19):
             continue
         least = [*queries] if queries else [seqlen_q] * batch

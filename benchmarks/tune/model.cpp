@@ -125,7 +125,7 @@ char const* add(int const* from) {
   take(d.block_m, d.block_n, d.rows_at_once, d.resident, d.clusters, d.codes);
   p.codes = f.codes = d.codes;
   p.only_decoded = p.codes && p.page_size % 8 != 0;
-  p.varlen_k = p.varlen_q, p.used_k = p.cached;
+  p.varlen_k = p.varlen_q, p.used_k = p.cached, p.cached = p.cached && !p.varlen_q;
   p.page_boxes = p.page_size > 0;
   p.heads_apart = p.whole_rows = p.wants_dq = true;
   b.sm = f.sm = 90, b.plain = f.plain = true;

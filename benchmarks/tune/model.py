@@ -22,7 +22,8 @@ FLAGS = ["-std=c++20", "-O2", "-fPIC", "-shared", f"-I{CSRC}"]
 def can_be_predicted(problem: Problem) -> bool:
     """Not mixed batches, whose choices are measured beside those of another kernel, nor pages that
     Hopper's kernels do not take."""
-    return problem.codes or (not problem.queries and problem.page % 8 == 0)
+    is_mixed = len(set(problem.queries)) > 1
+    return problem.codes or (not is_mixed and problem.page % 8 == 0)
 
 
 def _row(direction: str, arch: str, problem: Problem, bits: int = 16) -> Variant:
@@ -55,7 +56,7 @@ def _numbers(p: Problem) -> list[int]:
         decode = [row.head_dim, row.head_dim_v, row.block_m, unit, at_once,
                   resident, row.warps >= 4 and not row.wide, p.codes]  # fmt: skip
     return [
-        p.batch, p.seqlen_q, keys, *rows, bool(p.lengths), cache, p.heads_q, p.heads_kv,
+        p.batch, p.seqlen_q, keys, *rows, bool(p.lengths or p.queries), cache, p.heads_q, p.heads_kv,
         p.head_dim, p.head_dim_v, p.window, 0 if p.causal else -1, p.deterministic, p.page,
         cluster, *backward, *forward, *decode,
     ]  # fmt: skip

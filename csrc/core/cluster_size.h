@@ -6,4 +6,7 @@ namespace flash {
 // size that is portable to every GPU is smaller.
 constexpr int kMostClusterLog2 = 4;
 
+// CTAs of an SM that the registers of the kernel for clusters allow.
+constexpr int kMostClusterBlocks = 2;
+
 }  // namespace flash

@@ -1,6 +1,7 @@
 // Types of one decode kernel: everything that follows from its row in the table of variants.
 #pragma once
 
+#include "core/merge_rounds.h"
 #include "params/scores.h"
 #include "sm80/tensor_core.h"
 
@@ -86,11 +87,6 @@ struct MergeStorage {
   float sum[Config::kWarps][Config::kBlockM];
   alignas(16) float out[Config::kWarps][Config::kBlockM][kRowStride];
 };
-
-// Rows that one CTA merges in a round. At d 128 these are 160 KiB, which it reads in 1.5 µs, as
-// long as a round itself takes. They are 20 pieces of 16 rows, so that two rounds merge a tile with
-// a piece for every resident CTA of an H200.
-constexpr int kMergedRows = 320;
 
 // The threads of a CTA that merges rows.
 template <class Config>

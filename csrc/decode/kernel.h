@@ -15,7 +15,7 @@ namespace flash::decode {
 // Registers have to allow so many CTAs an SM. With clusters it is two, so that a thread
 // may have 255 registers.
 template <bool kClusters>
-constexpr int kDecodeBlocks = kClusters ? 2 : kMostDecodeBlocks;
+constexpr int kDecodeBlocks = kClusters ? kMostClusterBlocks : kMostDecodeBlocks;
 
 template <class Config, bool kClusters, bool kWritesRows>
 __device__ __forceinline__ void decode_piece(DecodeParams const& p) {

@@ -1,7 +1,6 @@
 #include "launch/decode_schedule.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "params/head_dims.h"
 
@@ -18,15 +17,12 @@ int row_blocks(int64_t rows, int block_m) {
   return static_cast<int>((rows + block_m - 1) / block_m);
 }
 
-// An upper bound of the row blocks of all sequences that are decoded: every sequence with queries
-// has a last row block, which may lack the rows of whole queries.
+// An upper bound of the row blocks of all sequences that are decoded.
 int varlen_row_blocks(FwdParams const& p, int block_m) {
   Seqlens const& s = p.seqlens;
   bool const is_mixed = s.few_q != kAllQueries;
   int64_t const parts = is_mixed ? s.batch : VarlenRows::count(s.batch);
-  int64_t const lacking = block_m - std::gcd(p.group(), block_m);
-  int64_t const all =
-      (s.total_q * p.group() + std::min<int64_t>(parts, s.total_q) * lacking) / block_m;
+  int64_t const all = plan::most_row_blocks(s.total_q, parts, p.group(), block_m);
   int64_t const few = int64_t(s.batch) * row_blocks(int64_t(s.few_q) * p.group(), block_m);
   return static_cast<int>(is_mixed ? std::min(all, few) : all);
 }
@@ -46,8 +42,8 @@ bool decode_appends(FwdParams const& p, NewRows const& rows) {
   return p.seqlens.new_k <= kMostNewKeys && rotates && !shared;
 }
 
-SplitSchedule decode_schedule(Variant const& variant, FwdParams const& p, plan::PieceCut const& cut,
-                              DeviceInfo const& device) {
+SplitSchedule decode_schedule(Variant const& variant, FwdParams const& p,
+                              plan::PieceCut const& cut) {
   Seqlens const& lengths = p.seqlens;
   bool const is_varlen = lengths.cu_q, is_mixed = is_varlen && lengths.few_q != kAllQueries;
   int64_t const queries = is_mixed ? lengths.few_q : longest_q(lengths);
@@ -65,12 +61,6 @@ SplitSchedule decode_schedule(Variant const& variant, FwdParams const& p, plan::
   s.slices = cut.slices;
   s.extra = cut.extra;
   s.cluster_log2 = cut.cluster_log2;
-  // The surplus row blocks of a varlen q's upper bound have clusters as well.
-  auto const blocks = [&] { return s.all_row_blocks * int64_t(s.tiles.divisor) << s.cluster_log2; };
-  while (is_varlen && s.cluster_log2 > 0 &&
-         blocks() > kMostDecodeBlocks * int64_t(device.sm_count)) {
-    --s.cluster_log2;
-  }
   return s;
 }
 

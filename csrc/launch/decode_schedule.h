@@ -13,7 +13,7 @@ namespace flash {
 bool decode_appends(FwdParams const& params, NewRows const& rows);
 
 SplitSchedule decode_schedule(Variant const& variant, FwdParams const& params,
-                              plan::PieceCut const& cut, DeviceInfo const& device);
+                              plan::PieceCut const& cut);
 
 // Pieces of a call that are counted in a range that outlives it (launch/counters.h), at most: a
 // captured graph keeps its range for ever. A call of more has counters in its workspace, which its

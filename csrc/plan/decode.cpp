@@ -1,4 +1,8 @@
+#include <numeric>
+
 #include "core/cluster_size.h"
+#include "core/merge_rounds.h"
+#include "core/varlen_rows.h"
 #include "params/head_dims.h"
 #include "params/seqlens.h"
 #include "plan/cost.h"
@@ -6,12 +10,15 @@
 namespace flash::plan {
 namespace {
 
-// The CTAs of a cluster find room together, in one GPC. Where not all clusters do at once, each
-// doubling of their size takes time in two ways. Some SMs have more CTAs than others:
-// this part of what a CTA reads.
-constexpr double kUneven = 0.25;
-// And a next cluster waits for room: this part of the time until a next CTA begins.
-constexpr double kNextCluster = 0.6;
+// The CTAs of a cluster find room together, in one GPC, so a next cluster waits for room: this part
+// of the time until a next CTA begins, for each doubling of a cluster's size.
+constexpr double kNextCluster = 0.5;
+// Where sequences differ, CTAs or clusters that did not begin at once end later than the others by
+// this part of the time of the longest one.
+constexpr double kLate = 0.25;
+// Pieces are fewer than these times as many as sequences only if there is none: they would hardly
+// be shorter than whole sequences, which need no merging.
+constexpr double kFewestPieces = 1.5;
 // Each row block of a sequence beyond the first brings this part of its keys from memory once more:
 // row blocks begin one after the other, and L2 does not keep all that the first one has read.
 constexpr double kReadAgain = 0.3;
@@ -45,6 +52,13 @@ struct DecodeCost {
   double longest = std::max(divide_up(visible(p, p.seqlen_k), k.block_n), 1.);
   double number = k.codes ? 1 : kElement;  // bytes
 
+  // CTAs, or clusters, that run at a time.
+  int at_a_time = clusters_at_a_time(
+      cluster > 1 ? std::min(k.resident, kMostClusterBlocks* m.sm_count) : k.resident, cluster);
+
+  // CTAs of a varlen batch that find no rows: of its row blocks is known how many they are at most.
+  double surplus = p.varlen_q ? std::max(most_blocks() - ranges, 0.) * tiles * cluster : 0;
+
   double us() const {
     // sm80's latent rows, which alone have two head dims and merge in the kernel, were not timed;
     // the machine's times at these dims are those of Hopper's.
@@ -61,35 +75,51 @@ struct DecodeCost {
         tiles * (!cut       ? ranges * cluster
                  : one_each ? std::min(ranges * divide_up(longest, piece), ranges + s.extra)
                             : std::max(ranges * mean / piece + ranges / 2, ranges));
-    double const of_sm = one_each
-                             ? std::ceil(ctas / (cluster * clusters_at_a_time(m.sm_count, cluster)))
-                             : ctas / m.sm_count;
+    double const of_sm = one_each ? std::ceil(ctas / (cluster * at_a_time)) : ctas / m.sm_count;
     double const units = ranges * tiles * mean / ctas;
     double const read_us =
         k.block_n * number * (k.head_dim + k.head_dim_v) / (k.codes ? m.code_reads : m.sm_reads);
     double const unit_us = one_each ? std::max(read_us, double(step)) : read_us;
-    double busy = 0, uneven = 0;
+    double const next =
+        one_each ? begin : m.next_block * (1 + kNextCluster * s.cluster_log2) + search;
+    double busy = next * surplus / m.sm_count;
     if (of_sm > 1) {
-      double const next =
-          one_each ? begin : (m.next_block + search) * (1 + kNextCluster * s.cluster_log2);
       // Where all run at once, the busiest SM has a whole number of them. Pieces are as
       // many as fill all SMs.
-      double const whole = std::min(std::ceil(of_sm), double(k.resident) / m.sm_count);
-      busy = (cut ? of_sm : std::max(of_sm, whole)) * units * unit_us + (of_sm - 1) * next;
-      uneven = kUneven * s.cluster_log2;
+      double const whole = std::min(std::ceil(of_sm), double(at_a_time) * cluster / m.sm_count);
+      busy += (cut ? of_sm : std::max(of_sm, whole)) * units * unit_us + (of_sm - 1) * next;
     }
     double const read = p.heads_kv * p.batch * keys * (1 + kReadAgain * (blocks - 1));
     double const memory_us = number * (p.head_dim + p.head_dim_v) * read / m.reads;
-    double const us = overlapped(busy, memory_us) + uneven * units * unit_us;
+    double const us = overlapped(busy, memory_us);
     // What is left of the longest piece when the others end. They end one by one, so half of what
     // it has more than an average one is done beside them.
-    double const left = std::max(piece - std::max(ctas / k.resident, 1.) * units, 0.) / 2;
+    double const rounds = std::max(ctas / (cluster * at_a_time), 1.);
+    double const left = std::max(piece - rounds * units, 0.) / 2 * step;
+    double const late = cut || one_each ? 0 : late_us(us, begin, piece * step);
     return begin + (cluster > 1 ? m.cluster_block * cluster : 0) + search +
-           std::max(us + left * step, overlapped(piece * step, memory_us)) +
+           std::max(us + std::max(left, late), overlapped(piece * step, memory_us)) +
            merge_us(longest / piece);
   }
 
  private:
+  double most_blocks() const {
+    return most_row_blocks(p.total_q, VarlenRows::count(p.batch), p.group(), k.block_m);
+  }
+
+  // What the last CTAs, or clusters, take when the others have ended, where not all run at once. If
+  // all take the same, the last ones begin when the others end, and have the memory for themselves.
+  double late_us(double us, double begin, double longest_us) const {
+    double const all = ranges * tiles, rounds = std::ceil(all / at_a_time);
+    if (rounds <= 1) {
+      return 0;
+    }
+    double const last = (all - (rounds - 1) * at_a_time) / all;
+    double const alike = std::clamp(2 * mean / longest - 1, 0., 1.);
+    return std::max((1 - alike) * kLate * longest_us,
+                    alike * std::max(begin + longest_us - us * last, 0.));
+  }
+
   // What core/split_schedule.h will find. A sequence's last piece is half as long as the others, on
   // average.
   double longest_piece() const {
@@ -111,8 +141,13 @@ struct DecodeCost {
       // Each CTA writes as many rows as it reads again, or sends as many, at a third of that rate.
       return numbers * sizeof(float) / m.sm_reads * (cut ? 2 : 3) + (cut ? m.launch : 0);
     }
-    double const rounds = divide_up(std::min<double>(rows, k.block_m), k.rows_at_once);
-    return cut && splits > 1 ? m.merge_round + rounds * m.merge_row * (1 + splits / 16) : 0;
+    double const each = std::min<double>(rows, k.block_m), turns = divide_up(each, k.rows_at_once);
+    double const members = std::max(std::floor(kMergedRows / each), 2.);
+    double us = 0;
+    for (double n = cut ? splits : 1; n > 1; n = divide_up(n, members)) {
+      us += m.merge_round + turns * m.merge_row * (1 + std::min(n, members) / 16);
+    }
+    return us;
   }
 };
 
@@ -131,7 +166,7 @@ std::vector<PieceCut> candidates(Problem const& p, Machine const& m, Kernel cons
   DecodeCost const whole{p, m, k, {}};
   auto const add = [&](double ctas, double most) {
     int const slices = static_cast<int>(ctas / whole.tiles);
-    if (slices > whole.ranges) {
+    if (slices >= kFewestPieces * whole.ranges) {
       all.push_back({.slices = slices,
                      .extra = static_cast<int>(most / whole.tiles - whole.ranges),
                      .max_pieces = (units + kMinUnits - 1) / kMinUnits,
@@ -164,6 +199,11 @@ bool must_decode(Problem const& p, Machine const& m) {
 }
 
 }  // namespace
+
+int64_t most_row_blocks(int64_t total_q, int64_t parts, int group, int block_m) {
+  int64_t const lacking = block_m - std::gcd(group, block_m);
+  return (total_q * group + std::min(parts, total_q) * lacking) / block_m;
+}
 
 int decodable_queries(Problem const& p) {
   // The most queries of a sequence, as far as the host can know, with all heads of a group.
