@@ -26,6 +26,14 @@ def _no_generator(gen) -> None:
         )
 
 
+def _no_splits_without_pages(num_splits: int, block_table) -> None:
+    if num_splits > 1 and block_table is None:
+        # As of the package whose calls these are.
+        raise RuntimeError(
+            f"num_splits: got {num_splits} without block_table; 0 or 1, or keys in pages are needed"
+        )
+
+
 def fwd(
     q, k, v, out, alibi_slopes, p_dropout, softmax_scale, is_causal, window_size_left,
     window_size_right, softcap, return_softmax, gen=None,
@@ -53,13 +61,15 @@ def varlen_fwd(
     seqused_k? and leftpad_k? (b,) int32, block_table? (b, max_blocks) int32, alibi_slopes?.
 
     With block_table and seqused_k what cu_seqlens_k holds does not count, and it may be None.
-    num_splits: as in ``flash_attn_with_kvcache``, for sequences of few queries.
+    num_splits: as in ``flash_attn_with_kvcache``, for sequences of few queries; above 1 with
+    block_table alone.
 
     Returns:
         [out (total_q, h, d), softmax_lse (h, total_q), S_dmask (b, h, max_q, max_k) or (0,),
         rng_state (2,) or (0,) int64].
     """
     _no_generator(gen)
+    _no_splits_without_pages(num_splits, block_table)
     result, lse, probs, rng_state = private._flash_attn_varlen_forward(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, p_dropout, softmax_scale,
         is_causal, window_size_left, window_size_right, softcap, alibi_slopes, return_softmax,
