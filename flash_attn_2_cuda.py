@@ -61,8 +61,8 @@ def varlen_fwd(
     seqused_k? and leftpad_k? (b,) int32, block_table? (b, max_blocks) int32, alibi_slopes?.
 
     With block_table and seqused_k what cu_seqlens_k holds does not count, and it may be None.
-    num_splits: as in ``flash_attn_with_kvcache``, for sequences of few queries; above 1 with
-    block_table alone.
+    num_splits: as in ``flash_attn_with_kvcache``, for sequences of few queries; more than 1 needs
+    block_table.
 
     Returns:
         [out (total_q, h, d), softmax_lse (h, total_q), S_dmask (b, h, max_q, max_k) or (0,),

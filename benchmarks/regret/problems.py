@@ -29,9 +29,9 @@ class Problem:
 
     direction: "backward", "forward" or "cache" (a call against a KV cache, or against pages).
     seqlen_q, seqlen_k: of each sequence, or of the longest; of a cache its capacity. window: keys
-    to the left, -1: all. lengths: of a packed batch. page: rows of a page, 0: there are none. keys:
-    of a cache, in use by each sequence. queries: of a varlen batch against pages. codes: the cache
-    holds codes of 8 bits.
+    to the left, -1: all. lengths: of each sequence of a varlen batch. page: rows of a page, 0:
+    there are none. keys: of a cache, in use by each sequence. queries: of each sequence of a varlen
+    batch against pages. codes: the cache holds codes of 8 bits.
     """
 
     direction: str

@@ -23,7 +23,7 @@ def can_be_predicted(problem: Problem) -> bool:
     """Not mixed batches, whose choices are measured beside those of another kernel, nor pages that
     Hopper's kernels do not take."""
     is_mixed = len(set(problem.queries)) > 1
-    return problem.codes or (not is_mixed and problem.page % 8 == 0)
+    return not is_mixed and (problem.codes or problem.page % 8 == 0)
 
 
 def _row(direction: str, arch: str, problem: Problem, bits: int = 16) -> Variant:

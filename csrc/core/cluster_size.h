@@ -6,7 +6,7 @@ namespace flash {
 // size that is portable to every GPU is smaller.
 constexpr int kMostClusterLog2 = 4;
 
-// CTAs of an SM that the registers of the kernel for clusters allow.
+// So many CTAs of the decode kernel for clusters fit an SM's registers.
 constexpr int kMostClusterBlocks = 2;
 
 }  // namespace flash

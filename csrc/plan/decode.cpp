@@ -16,9 +16,9 @@ constexpr double kNextCluster = 0.5;
 // Where sequences differ, CTAs or clusters that did not begin at once end later than the others by
 // this part of the time of the longest one.
 constexpr double kLate = 0.25;
-// Pieces are fewer than these times as many as sequences only if there is none: they would hardly
-// be shorter than whole sequences, which need no merging.
-constexpr double kFewestPieces = 1.5;
+// Where clusters can share tiles, pieces are at least so many times as many as sequences. Where
+// lengths are alike, fewer would hardly be shorter than whole sequences.
+constexpr double kFewestPieces = 1.4;
 // Each row block of a sequence beyond the first brings this part of its keys from memory once more:
 // row blocks begin one after the other, and L2 does not keep all that the first one has read.
 constexpr double kReadAgain = 0.3;
@@ -56,7 +56,8 @@ struct DecodeCost {
   int at_a_time = clusters_at_a_time(
       cluster > 1 ? std::min(k.resident, kMostClusterBlocks* m.sm_count) : k.resident, cluster);
 
-  // CTAs of a varlen batch that find no rows: of its row blocks is known how many they are at most.
+  // CTAs of a varlen batch that find no rows: the host knows only how many row blocks there are at
+  // most.
   double surplus = p.varlen_q ? std::max(most_blocks() - ranges, 0.) * tiles * cluster : 0;
 
   double us() const {
@@ -80,9 +81,9 @@ struct DecodeCost {
     double const read_us =
         k.block_n * number * (k.head_dim + k.head_dim_v) / (k.codes ? m.code_reads : m.sm_reads);
     double const unit_us = one_each ? std::max(read_us, double(step)) : read_us;
-    double const next =
-        one_each ? begin : m.next_block * (1 + kNextCluster * s.cluster_log2) + search;
-    double busy = next * surplus / m.sm_count;
+    double const search_us = m.next_block * (1 + kNextCluster * s.cluster_log2) + search;
+    double const next = one_each ? begin : search_us;
+    double busy = search_us * surplus / m.sm_count;
     if (of_sm > 1) {
       // Where all run at once, the busiest SM has a whole number of them. Pieces are as
       // many as fill all SMs.
@@ -164,9 +165,11 @@ std::vector<PieceCut> candidates(Problem const& p, Machine const& m, Kernel cons
   }
   std::vector<PieceCut> all = {PieceCut{}};
   DecodeCost const whole{p, m, k, {}};
+  bool const has_clusters = k.clusters && alone;
+  double const fewest = whole.one_each ? 1 : kFewestPieces;
   auto const add = [&](double ctas, double most) {
     int const slices = static_cast<int>(ctas / whole.tiles);
-    if (slices >= kFewestPieces * whole.ranges) {
+    if (slices > whole.ranges && slices >= fewest * whole.ranges) {
       all.push_back({.slices = slices,
                      .extra = static_cast<int>(most / whole.tiles - whole.ranges),
                      .max_pieces = (units + kMinUnits - 1) / kMinUnits,
@@ -182,7 +185,7 @@ std::vector<PieceCut> candidates(Problem const& p, Machine const& m, Kernel cons
       add(ctas, ctas);
     }
   }
-  for (int log2 = 1; k.clusters && alone && log2 <= kMostClusterLog2; ++log2) {
+  for (int log2 = 1; has_clusters && log2 <= kMostClusterLog2; ++log2) {
     all.push_back({.cluster_log2 = log2});
   }
   return all;

@@ -150,6 +150,19 @@ def test_few_long_sequences_are_cut_into_one_piece_a_multiprocessor_at_least(cor
         assert plan["slices"] * p["heads_kv"] > 120
 
 
+def test_more_clusters_than_find_room_are_not_chosen(core):
+    """62 clusters of 4 run at a time on an H200, so 64 take two waves."""
+    for batch, heads_kv in ((8, 8), (4, 16), (64, 1)):
+        p = call(batch, 2048, 4 * heads_kv, heads_kv, 128, used_k=False)
+        plan = core.plan_decode(p, "H200")
+        assert plan["cluster_log2"] < 2, (batch, heads_kv)
+
+
+def test_a_mixed_batch_has_pieces_where_it_has_no_clusters(core):
+    p = call(140, 65536, 32, 8, 128, packed=True, page_size=16, seqlen_q=512, total_q=139 + 512)
+    assert core.plan_decode(p, "H200")["max_pieces"] > 1
+
+
 @pytest.mark.parametrize("machine", ["H200", "H100"])
 def test_many_short_sequences_stay_whole(core, machine):
     """The search for pieces would take as long as their keys."""
