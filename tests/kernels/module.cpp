@@ -332,18 +332,18 @@ flash::DeviceInfo decoding_device(py::dict const& call) {
 // no other kernel.
 flash::SplitSchedule schedule_of(flash::Variant const& variant, flash::FwdParams const& p,
                                  py::dict const& call) {
-  flash::DeviceInfo const device = decoding_device(call);
   if (int const cluster = number<int>(call, "cluster", 1); cluster > 1) {
-    return flash::decode_schedule(variant, p, {.cluster_log2 = std::countr_zero(unsigned(cluster))},
-                                  device);
+    return flash::decode_schedule(variant, p,
+                                  {.cluster_log2 = std::countr_zero(unsigned(cluster))});
   }
+  flash::DeviceInfo const device = decoding_device(call);
   bool const cached = p.seqlens.cu_q == nullptr;
   flash::plan::Problem const problem = flash::problem_of(p, call["num_splits"].cast<int>(), cached);
   flash::plan::Kernel kernel = flash::kernel_of_decode(variant, p, device);
   kernel.clusters = false;
   auto const plan = flash::plan::plan_decode(problem, flash::machine_of(device), kernel,
                                              std::numeric_limits<double>::infinity());
-  return flash::decode_schedule(variant, p, plan.cut, device);
+  return flash::decode_schedule(variant, p, plan.cut);
 }
 
 // Pieces that were counted in the workspace of their call, since that was asked last.
