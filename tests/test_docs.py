@@ -198,7 +198,7 @@ def test_constants_of_the_plans_page_are_the_codes():
     page = (ROOT / "docs" / "plan.md").read_text()
     code = "".join(path.read_text() for path in (ROOT / "csrc" / "plan").glob("*.*"))
     found = re.findall(r"`(k\w+)` = ([\d.]+)", page)
-    assert len(found) == 10
+    assert len(found) == 11
     for name, value in found:
         (written,) = re.findall(rf"\b{name} = ([\d.]+)", code)
         assert float(written) == float(value), name

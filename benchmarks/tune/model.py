@@ -38,7 +38,7 @@ def _row(direction: str, arch: str, problem: Problem, bits: int = 16) -> Variant
 
 def _numbers(p: Problem) -> list[int]:
     """A call as model.cpp takes it, with the rows that serve it (csrc/launch/*_plan.cpp)."""
-    cache, backward = p.direction == "cache", [0] * 4
+    cache, varlen, backward = p.direction == "cache", bool(p.lengths or p.queries), [0] * 4
     keys = -(-max(p.keys) // p.page) * p.page if cache and p.page else p.seqlen_k
     rows = [sum(p.lengths)] * 2 if p.lengths else [p.batch * p.seqlen_q, p.batch * keys]
     forward, decode = [0] * 5, [0] * 8
@@ -56,7 +56,7 @@ def _numbers(p: Problem) -> list[int]:
         decode = [row.head_dim, row.head_dim_v, row.block_m, unit, at_once,
                   resident, row.warps >= 4 and not row.wide, p.codes]  # fmt: skip
     return [
-        p.batch, p.seqlen_q, keys, *rows, bool(p.lengths or p.queries), cache, p.heads_q, p.heads_kv,
+        p.batch, p.seqlen_q, keys, *rows, varlen, cache, p.heads_q, p.heads_kv,
         p.head_dim, p.head_dim_v, p.window, 0 if p.causal else -1, p.deterministic, p.page,
         cluster, *backward, *forward, *decode,
     ]  # fmt: skip
