@@ -152,9 +152,8 @@ def test_few_long_sequences_are_cut_into_one_piece_a_multiprocessor_at_least(cor
 
 def test_more_clusters_than_find_room_are_not_chosen(core):
     """62 clusters of 4 run at a time on an H200, so 64 take two waves."""
-    for batch, heads_kv in ((8, 8), (4, 16), (64, 1)):
-        p = call(batch, 2048, 4 * heads_kv, heads_kv, 128, used_k=False)
-        plan = core.plan_decode(p, "H200")
+    for batch, heads_kv in ((8, 8), (4, 16), (2, 32)):
+        plan = core.plan_decode(call(batch, 2048, 4 * heads_kv, heads_kv, 128), "H200")
         assert plan["cluster_log2"] < 2, (batch, heads_kv)
 
 
