@@ -39,10 +39,10 @@ struct WalkWorkspaceOf {
   Scratch const sums, decays;
 
   // decays_of: numbers that are a state's factor over a segment.
-  WalkWorkspaceOf(Tensor const& q, ForwardParams const& p, linear::WalkPlan const& plan,
+  WalkWorkspaceOf(Tensor const& q, ForwardParams const& p, linear::WalkTiling const& tiling,
                   int decays_of)
       : states(p.sequences.seqlen > p.sequences.chunk ? int64_t(p.sequences.slots) * p.heads : 0),
-        sums(q, states * plan.state_size(p.v_dim), ScalarType::Float),
+        sums(q, states * tiling.state_size(p.v_dim), ScalarType::Float),
         decays(q, states * decays_of, ScalarType::Float) {}
 
   linear::Workspace pointers() const {
@@ -53,12 +53,12 @@ struct WalkWorkspaceOf {
   }
 };
 
-// The plan of a call with a vector of decays.
-linear::WalkPlan const& vector_plan(Tensor const& q, Tensor const& v) {
+// The tiling of a call with a vector of decays.
+linear::WalkTiling const& vector_tiling(Tensor const& q, Tensor const& v) {
   int const number = linear::vector_number(columns_of_q(q, v), current_device().smem_per_block);
-  check(number < linear::kVectorPlanCount, "no kernel for a vector of decays takes K of ",
+  check(number < linear::kVectorTilingCount, "no kernel for a vector of decays takes K of ",
         q.size(3));
-  return linear::kVectorPlans[number];
+  return linear::kVectorTilings[number];
 }
 
 bool has_aligned_gates(ForwardParams const& p) {
@@ -70,8 +70,8 @@ bool has_aligned_gates(ForwardParams const& p) {
 void vector_forward(Tensor const& q, Tensor const& k, Tensor const& v, OptionalTensor const& g,
                     OptionalTensor const& initial_state, OptionalTensor const& cu_seqlens,
                     double scale, Tensor const& o, OptionalTensor const& final_state) {
-  linear::WalkPlan const& plan = vector_plan(q, v);
-  linear::VectorParams p{inputs(q, k, v, g, cu_seqlens, scale, plan.segment), false, {}};
+  linear::WalkTiling const& tiling = vector_tiling(q, v);
+  linear::VectorParams p{inputs(q, k, v, g, cu_seqlens, scale, tiling.segment), false, {}};
   ForwardParams& f = p.forward;
   p.aligned_g = has_aligned_gates(f);
   p.scale = linear::forward_scale(f.scale);
@@ -79,7 +79,7 @@ void vector_forward(Tensor const& q, Tensor const& k, Tensor const& v, OptionalT
   if (f.sequences.count == 0) {
     return;
   }
-  WalkWorkspaceOf const workspace(q, f, plan, plan.k_tile);
+  WalkWorkspaceOf const workspace(q, f, tiling, tiling.k_tile);
   f.workspace = workspace.pointers();
   linear::launch_vector_forward(p, dtype_name(q, "q"),
                                 {current_device(), current_stream(q), "linear forward"});
@@ -94,18 +94,18 @@ void linear_forward(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTens
     return;
   }
   int const k_dim = columns_of_q(q, v);
-  int const chunk = linear::kPlans[linear::plan_number(k_dim)].chunk;
+  int const chunk = linear::kTilings[linear::tiling_number(k_dim)].chunk;
   int const walk = linear::walk_number(k_dim, current_device().smem_per_block);
-  bool const walks = walk < linear::kWalkPlanCount;
+  bool const walks = walk < linear::kWalkTilingCount;
   ForwardParams p =
-      inputs(q, k, v, g, cu_seqlens, scale, walks ? linear::kWalkPlans[walk].segment : chunk);
+      inputs(q, k, v, g, cu_seqlens, scale, walks ? linear::kWalkTilings[walk].segment : chunk);
   set_results(p, q, initial_state, o, final_state);
   if (p.sequences.count == 0) {
     return;
   }
   LaunchContext const launch{current_device(), current_stream(q), "linear forward"};
   if (walks) {
-    WalkWorkspaceOf const workspace(q, p, linear::kWalkPlans[walk], 1);
+    WalkWorkspaceOf const workspace(q, p, linear::kWalkTilings[walk], 1);
     p.workspace = workspace.pointers();
     linear::launch_forward(p, dtype, launch);
   } else {
@@ -172,7 +172,7 @@ struct VectorGradientsWorkspace {
   VectorGradientsWorkspace(Tensor const& q, ForwardParams const& p, bool with_dg)
       : VectorGradientsWorkspace(
             q, p, with_dg,
-            linear::kVectorGradientsPlans[linear::vector_gradients_number(p.k_dim, p.v_dim)]) {}
+            linear::kVectorGradientsTilings[linear::vector_gradients_number(p.k_dim, p.v_dim)]) {}
 
   // Where launches write the gradient that is to be `whole`.
   linear::VectorGradientsParams target(TensorView<void> const& whole, float* dg, int number,
@@ -193,9 +193,9 @@ struct VectorGradientsWorkspace {
 
  private:
   VectorGradientsWorkspace(Tensor const& q, ForwardParams const& p, bool with_dg,
-                           linear::VectorGradientsPlan const& plan)
-      : k_tile(plan.k_tile),
-        v_tile(plan.v_tile),
+                           linear::VectorGradientsTiling const& tiling)
+      : k_tile(tiling.k_tile),
+        v_tile(tiling.v_tile),
         tiles_v((p.v_dim + v_tile - 1) / v_tile),
         rows(q.size(0) * q.size(1) * p.heads * p.k_dim),
         states(q, with_dg ? steps(p) * p.heads * state_size(p) : 0, ScalarType::Half),
@@ -213,11 +213,11 @@ struct VectorGradientsWorkspace {
 // dQ is a walk from the first token to the last. dV and dK are walks from the last to the first,
 // where q and k change places and dO is in the place of v.
 void vector_backward(linear::BackwardParams const& p, Tensor const& q,
-                     linear::WalkPlan const& plan) {
+                     linear::WalkTiling const& tiling) {
   ForwardParams const& f = p.forward;
   char const* const dtype = dtype_name(q, "q");
   VectorGradientsWorkspace const workspace(q, f, p.dg);
-  WalkWorkspaceOf const before(q, f, plan, plan.k_tile), after(q, f, plan, plan.k_tile);
+  WalkWorkspaceOf const before(q, f, tiling, tiling.k_tile), after(q, f, tiling, tiling.k_tile);
   linear::VectorBackwardParams of{workspace.target(p.dq, p.dg, 0, p.fp32),
                                   workspace.target(p.dk, p.dg, 1, p.fp32)};
   bool const aligned_g = has_aligned_gates(f);
@@ -264,16 +264,16 @@ void linear_backward(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTen
   linear::BackwardParams p{};
   ForwardParams& f = p.forward;
   bool const by_vector = is_vector(g);
-  int const chunk = linear::kPlans[linear::plan_number(columns_of_q(q, v))].chunk;
+  int const chunk = linear::kTilings[linear::tiling_number(columns_of_q(q, v))].chunk;
   check(chunk == linear::kGradientsChunk, "states of other chunks than the gradients'");
-  f = inputs(q, k, v, g, cu_seqlens, scale, by_vector ? vector_plan(q, v).segment : chunk);
+  f = inputs(q, k, v, g, cu_seqlens, scale, by_vector ? vector_tiling(q, v).segment : chunk);
   set_gradients(p, q, dout, initial_state, dfinal_state, dq, dk, dv, dinitial_state);
   p.dg = gate_gradient(dg, by_vector, f, q);
   if (f.sequences.count == 0) {
     return;
   }
   if (by_vector) {
-    vector_backward(p, q, vector_plan(q, v));
+    vector_backward(p, q, vector_tiling(q, v));
     return;
   }
   WorkspaceOf const workspace(q, f, chunk, /*with_weights=*/false);

@@ -3,7 +3,7 @@
 
 #include "api/arguments.h"
 #include "linear/params.h"
-#include "linear/plan.h"
+#include "linear/tilings.h"
 
 namespace flash::api {
 

@@ -37,14 +37,14 @@ struct Piece {
 };
 
 // A slice is one piece of each tile of a sequence, or of each tile of one row block. Cutting
-// sequence b of units(b) units into pieces of `chunk` units gives at most units(b) / chunk + 1
-// slices, so batch + s.extra slices are enough if chunk >= total / s.extra, whatever the lengths
+// sequence b of units(b) units into pieces of `length` units gives at most units(b) / length + 1
+// slices, so batch + s.extra slices are enough if length >= total / s.extra, whatever the lengths
 // are. The same holds with row blocks, each of which is cut like a sequence. Few slices are left
 // over if lengths are alike; every surplus CTA searches as well, 4 µs on an H200.
 FLASH_HD int64_t num_slices(SplitSchedule const& s) {
-  int64_t const by_chunk = int64_t(s.all_row_blocks) + s.extra;
+  int64_t const by_length = int64_t(s.all_row_blocks) + s.extra;
   int64_t const by_limit = int64_t(s.all_row_blocks) * s.max_pieces;
-  return by_chunk < by_limit ? by_chunk : by_limit;
+  return by_length < by_limit ? by_length : by_limit;
 }
 
 FLASH_HD int64_t num_pieces(SplitSchedule const& s) {
@@ -62,8 +62,8 @@ FLASH_HD int divide_up(int64_t n, int64_t d) {
 }
 
 // A sequence without keys has a piece too: a CTA has to write its zeros.
-FLASH_HD int num_splits(SplitSchedule const& s, int chunk, int units) {
-  uint32_t const splits = (uint32_t(units) + uint32_t(chunk) - 1) / uint32_t(chunk);
+FLASH_HD int num_splits(SplitSchedule const& s, int length, int units) {
+  uint32_t const splits = (uint32_t(units) + uint32_t(length) - 1) / uint32_t(length);
   return splits < 1 ? 1 : splits < uint32_t(s.max_pieces) ? int(splits) : s.max_pieces;
 }
 
@@ -75,9 +75,9 @@ struct SequenceSize {
 };
 
 // Slices of a sequence, or the most that 32 lanes can add up.
-FLASH_HD int slices_of(SplitSchedule const& s, int chunk, SequenceSize size) {
+FLASH_HD int slices_of(SplitSchedule const& s, int length, SequenceSize size) {
   constexpr int64_t kMost = 1 << 24;
-  int64_t const slices = int64_t(size.row_blocks) * num_splits(s, chunk, size.units);
+  int64_t const slices = int64_t(size.row_blocks) * num_splits(s, length, size.units);
   return int(slices < kMost ? slices : kMost);
 }
 
@@ -119,11 +119,11 @@ struct BatchSizes {
 // are more than wanted; a few surplus ones may cost a whole wave. So pieces are lengthened: three
 // times in proportion, then to what is sure to fit (num_slices).
 template <class Lanes, class Sizes>
-FLASH_HD int fitting_chunk(BatchSizes<Lanes, Sizes> const& batch) {
+FLASH_HD int fitting_length(BatchSizes<Lanes, Sizes> const& batch) {
   SplitSchedule const& s = batch.s;
   int64_t const total = batch.sum([](SequenceSize size) { return size.all_units(); });
   int const even = divide_up(total, s.slices);
-  int chunk = even > s.min_units ? even : s.min_units;
+  int length = even > s.min_units ? even : s.min_units;
   // Rows that belong to no sequence have slices as well.
   int64_t const own_blocks =
       s.varlen ? batch.sum([](SequenceSize size) { return size.row_blocks; }) : s.batch;
@@ -135,33 +135,33 @@ FLASH_HD int fitting_chunk(BatchSizes<Lanes, Sizes> const& batch) {
   // all slices may be used (48 sequences of up to 16k keys on an H200: 463 µs; 549 with each
   // sequence in one piece).
   bool const may_differ = slices < most;
-  int const first = chunk;
+  int const first = length;
   int64_t of_first = 0;
   for (int attempt = may_differ ? -1 : 0;; ++attempt) {
-    int64_t found = batch.sum([&](SequenceSize size) { return slices_of(s, chunk, size); });
+    int64_t found = batch.sum([&](SequenceSize size) { return slices_of(s, length, size); });
     if (found <= slices) {
-      return chunk;
+      return length;
     }
     if (attempt < 0) {
       of_first = found;
-      chunk = divide_up(5 * int64_t(chunk), 4);
+      length = divide_up(5 * int64_t(length), 4);
       continue;
     }
     if (attempt == 0 && may_differ) {
       slices = most;
-      chunk = first;
+      length = first;
       found = of_first;
       if (found <= slices) {
-        return chunk;
+        return length;
       }
     }
     if (attempt == 3) {
       break;
     }
-    chunk = divide_up(chunk * found, slices);
+    length = divide_up(length * found, slices);
   }
   int const sure = s.extra > 0 ? divide_up(total, s.extra) : INT32_MAX;
-  return chunk > sure ? chunk : sure;
+  return length > sure ? length : sure;
 }
 
 // The piece of CTA `index`. Lanes: the threads that search together, `kCount` sequences at a time;
@@ -182,9 +182,9 @@ FLASH_HD Piece find_piece(SplitSchedule const& s, int index, Lanes lanes, Sizes 
     }
   }
   BatchSizes<Lanes, Sizes> const batch(s, lanes, sizes);
-  int const chunk = s.max_pieces == 1 ? INT32_MAX : fitting_chunk(batch);
+  int const length = s.max_pieces == 1 ? INT32_MAX : fitting_length(batch);
   if (s.equal) {
-    int const splits = num_splits(s, chunk, batch.first.units);
+    int const splits = num_splits(s, length, batch.first.units);
     int const sequence = slice / splits, first = sequence * splits;
     return {sequence, tile, slice - first, splits, first * tiles + tile, tiles, sequence < s.batch};
   }
@@ -192,8 +192,8 @@ FLASH_HD Piece find_piece(SplitSchedule const& s, int index, Lanes lanes, Sizes 
   for (int begin = 0; begin < s.batch; begin += Lanes::kCount) {
     int const b = begin + lanes.index();
     SequenceSize const size = b < s.batch ? batch.of(b) : SequenceSize{0, 0};
-    int const splits = num_splits(s, chunk, size.units);
-    int const mine = slices_of(s, chunk, size);
+    int const splits = num_splits(s, length, size.units);
+    int const mine = slices_of(s, length, size);
     int const end = before + lanes.running_sum(mine);
     int const hit = lanes.first(slice < end);
     if (hit < Lanes::kCount) {

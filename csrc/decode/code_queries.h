@@ -1,8 +1,8 @@
 // Queries as operands of the products with codes: in fp16, and in the codes' order of columns.
 #pragma once
 
-#include "core/halves.h"
 #include "core/softmax.h"
+#include "core/swap_halves.h"
 #include "decode/codes.h"
 
 namespace flash::decode {

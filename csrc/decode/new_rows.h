@@ -5,7 +5,7 @@
 #pragma once
 
 #include "core/coded.h"
-#include "core/halves.h"
+#include "core/swap_halves.h"
 #include "decode/key_ring.h"
 
 namespace flash::decode {

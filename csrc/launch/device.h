@@ -1,5 +1,5 @@
 // What the host knows about the GPU that it launches on: its properties (device.cpp), what runs
-// there (device_code.cpp), and how fast it is (machine.cpp).
+// there (device_code.cpp), and how fast it is (device_machine.cpp).
 #pragma once
 
 #include <span>

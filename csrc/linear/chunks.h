@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "linear/params.h"
-#include "linear/plan.h"
+#include "linear/tilings.h"
 
 namespace flash::linear {
 

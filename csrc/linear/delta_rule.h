@@ -5,7 +5,7 @@
 
 #include "launch/variant.h"
 #include "linear/params.h"
-#include "linear/plan.h"
+#include "linear/tilings.h"
 
 namespace flash::linear {
 
@@ -34,7 +34,7 @@ struct DeltaParams {
 
 // How the walk along a sequence is divided: a CTA has all rows of K of a state, as many as k_tile,
 // and 16 columns of V for each warp. Chunks of tokens arrive in as many stages.
-struct DeltaPlan {
+struct DeltaTiling {
   int k_tile;
   int warps;
   int stages;
@@ -47,18 +47,19 @@ struct DeltaPlan {
 };
 
 // Wider ones first. The last one is for GPUs with less shared memory.
-constexpr DeltaPlan kDeltaPlans[] = {{64, 4, 2},  {64, 2, 2},  {128, 4, 2}, {128, 2, 2},
-                                     {256, 4, 2}, {256, 2, 2}, {256, 2, 1}};
-constexpr int kDeltaPlanCount = std::size(kDeltaPlans);
+constexpr DeltaTiling kDeltaTilings[] = {{64, 4, 2},  {64, 2, 2},  {128, 4, 2}, {128, 2, 2},
+                                         {256, 4, 2}, {256, 2, 2}, {256, 2, 1}};
+constexpr int kDeltaTilingCount = std::size(kDeltaTilings);
 constexpr int kDeltaK = 256;  // the largest
 
-// The first plan whose tile has all of K and that fits a CTA's shared memory. narrow: CTAs of few
-// columns of V are asked for. No result depends on the plan, as no warp's sums depend on another's.
+// The first tiling whose tile has all of K and that fits a CTA's shared memory. narrow: CTAs of few
+// columns of V are asked for. No result depends on the tiling, as no warp's sums depend on
+// another's.
 constexpr int delta_number(int k_dim, int smem_per_block, bool narrow) {
   int number = 0;
-  while (number + 1 < kDeltaPlanCount &&
-         (k_dim > kDeltaPlans[number].k_tile || (narrow && kDeltaPlans[number].warps > 2) ||
-          kDeltaPlans[number].smem_bytes() > smem_per_block)) {
+  while (number + 1 < kDeltaTilingCount &&
+         (k_dim > kDeltaTilings[number].k_tile || (narrow && kDeltaTilings[number].warps > 2) ||
+          kDeltaTilings[number].smem_bytes() > smem_per_block)) {
     ++number;
   }
   return number;

@@ -60,7 +60,7 @@ ForwardParams gradients_of_states(BackwardParams const& p) {
 
 void launch_forward(ForwardParams const& p, char const* dtype, LaunchContext const& launch) {
   bool const bf16 = is_bf16(dtype);
-  if (walk_number(p.k_dim, launch.device.smem_per_block) < kWalkPlanCount) {
+  if (walk_number(p.k_dim, launch.device.smem_per_block) < kWalkTilingCount) {
     (bf16 ? sm80::linear::launch_walk_bf16 : sm80::linear::launch_walk_fp16)(p, launch);
   } else {
     (bf16 ? sm80::linear::launch_forward_bf16 : sm80::linear::launch_forward_fp16)(p, launch);

@@ -2,15 +2,15 @@
 
 #include "launch/variant.h"
 #include "linear/params.h"
-#include "linear/plan.h"
+#include "linear/tilings.h"
 
 namespace flash::linear {
 
-// dtype: of q, "bf16" or "fp16". p.k_dim and launch.device decide the plan; if it is one of
-// kWalkPlans, p.sequences are cut into its segments.
+// dtype: of q, "bf16" or "fp16". p.k_dim and launch.device decide the tiling; if it is one of
+// kWalkTilings, p.sequences are cut into its segments.
 void launch_forward(ForwardParams const& p, char const* dtype, LaunchContext const& launch);
 
-// p.forward.sequences are cut into the segments of the plan that vector_number says.
+// p.forward.sequences are cut into the segments of the tiling that vector_number says.
 void launch_vector_forward(VectorParams const& p, char const* dtype, LaunchContext const& launch);
 
 void launch_backward(BackwardParams const& p, char const* dtype, LaunchContext const& launch);

@@ -112,7 +112,7 @@ class Served(NamedTuple):
 
 
 _SCALARS = Served(frozenset({"none", "head", "scalar"}))
-# What every GPU has room for: kVectorPlans, linear/plan.h.
+# What every GPU has room for: kVectorTilings, linear/tilings.h.
 _VECTORS = Served(frozenset({"vector"}), columns=256)
 _STEPS = Served(_SCALARS.decays | {"vector"}, dtypes=(*DTYPES, torch.float32))
 # Of the delta rule, threads have the state in registers: linear/delta_rule.h and delta_step.h.

@@ -98,7 +98,7 @@ def test_vectors_in_tiles_of_k(large, calls, K):
 )
 @pytest.mark.parametrize("decay", TOKEN_DECAYS)
 def test_segments(decay, K, V, segment, large):
-    """Sequences that are longer than a segment of WalkPlan, packed too."""
+    """Sequences that are longer than a segment of WalkTiling, packed too."""
     T = segment * (2 if K < 100 else 1) + 70
     check(Case(decay, K, V, T, H=1, HK=1, dtype=BF16, v_first=True))
     edges = (3, 3, segment + 3, segment + 4, T - 4, T - 4)

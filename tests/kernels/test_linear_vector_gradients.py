@@ -48,7 +48,7 @@ def test_gates(gate, dtype, calls):
 
 @pytest.mark.parametrize(("K", "V", "segment"), [(7, 40, 1024), (60, 130, 1024), (130, 9, 4096)])
 def test_segments(K, V, segment):
-    """Sequences that are longer than a segment of WalkPlan, dense or packed."""
+    """Sequences that are longer than a segment of WalkTiling, dense or packed."""
     T = segment * (2 if V < 100 and K < 100 else 1) + 70
     edges = None if V == 40 else (3, 3, segment + 3, segment + 4, T - 4, T - 4)
     dtype = BF16 if V == 40 else FP16

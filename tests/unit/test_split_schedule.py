@@ -180,7 +180,7 @@ def test_more_slices_than_an_int_counts(core):
 # ---- the length of a piece ----------------------------------------------------------------------
 
 
-def shortest_chunk(lengths, slices, min_units=2) -> int:
+def shortest_piece(lengths, slices, min_units=2) -> int:
     return max(min_units, -(-sum(lengths) // slices))
 
 
@@ -188,8 +188,8 @@ def shortest_chunk(lengths, slices, min_units=2) -> int:
 @given(units, st.integers(1, 60))
 def test_pieces_that_fit_are_not_lengthened(core, lengths, slices):
     schedule = core.SplitSchedule(batch=len(lengths), tiles=1, min_units=2, slices=slices)
-    chunk = shortest_chunk(lengths, slices)
-    shortest = [max(1, -(-n // chunk)) for n in lengths]
+    piece = shortest_piece(lengths, slices)
+    shortest = [max(1, -(-n // piece)) for n in lengths]
     splits = splits_of(schedule, lengths)
     if sum(shortest) <= max(slices, len(lengths)):
         assert splits == shortest
@@ -217,7 +217,7 @@ def test_pieces_are_lengthened_within_bounds(core, lengths, slices):
     longest = max(end - begin for *_, begin, end in pieces(schedule, lengths).values())
     surplus = len(lengths) / max(slices, len(lengths))
     growth = max(1.25, 1 + surplus + surplus**2 + surplus**3)
-    assert longest <= shortest_chunk(lengths, slices) * growth + 3
+    assert longest <= shortest_piece(lengths, slices) * growth + 3
 
 
 @pytest.mark.parametrize(

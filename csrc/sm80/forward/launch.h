@@ -1,7 +1,7 @@
 // Launches one instantiation; included by the generated files only.
 #pragma once
 
-#include "passes/largest/launch.h"
+#include "passes/max_logits/launch.h"
 #include "sm80/forward/kernel.h"
 
 namespace flash::sm80 {

@@ -9,7 +9,7 @@ namespace flash::sm80::linear {
 
 using flash::linear::DeltaFactors;
 using flash::linear::DeltaParams;
-using flash::linear::DeltaPlan;
+using flash::linear::DeltaTiling;
 using flash::linear::kDeltaChunk;
 using flash::linear::kDeltaSquares;
 using flash::linear::kDeltaStrips;

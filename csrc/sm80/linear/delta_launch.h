@@ -16,31 +16,31 @@ void launch_factors(DeltaParams const& p, LaunchContext const& launch) {
                                          p);
 }
 
-template <class Element, int kPlan>
-void launch_plan(DeltaParams const& p, LaunchContext const& launch) {
-  constexpr DeltaPlan plan = flash::linear::kDeltaPlans[kPlan];
-  using C = DeltaConfig<Element, kPlan>;
-  static_assert(C::kStages * sizeof(DeltaStage<C>) == plan.smem_bytes());
-  launch_factors<Element, plan.k_tile>(p, launch);
+template <class Element, int kTiling>
+void launch_tiling(DeltaParams const& p, LaunchContext const& launch) {
+  constexpr DeltaTiling tiling = flash::linear::kDeltaTilings[kTiling];
+  using C = DeltaConfig<Element, kTiling>;
+  static_assert(C::kStages * sizeof(DeltaStage<C>) == tiling.smem_bytes());
+  launch_factors<Element, tiling.k_tile>(p, launch);
   ForwardParams const& f = p.forward;
   TileGrid const grid{1, (f.v_dim + C::kV - 1) / C::kV, f.heads, f.sequences.count};
   launch_kernel<delta_walk_kernel<C>>(launch,
                                       {.blocks = grid.count(),
                                        .threads = C::kThreads,
-                                       .smem_bytes = plan.smem_bytes(),
+                                       .smem_bytes = tiling.smem_bytes(),
                                        .early = true},
                                       p, grid);
 }
 
-template <class Element, int kPlan = 0>
+template <class Element, int kTiling = 0>
 void launch_number(int number, DeltaParams const& p, LaunchContext const& launch) {
-  if constexpr (kPlan + 1 < flash::linear::kDeltaPlanCount) {
-    if (number != kPlan) {
-      launch_number<Element, kPlan + 1>(number, p, launch);
+  if constexpr (kTiling + 1 < flash::linear::kDeltaTilingCount) {
+    if (number != kTiling) {
+      launch_number<Element, kTiling + 1>(number, p, launch);
       return;
     }
   }
-  launch_plan<Element, kPlan>(p, launch);
+  launch_tiling<Element, kTiling>(p, launch);
 }
 
 template <class Element>
@@ -48,7 +48,7 @@ void launch_any_delta(DeltaParams const& params, LaunchContext const& launch) {
   ForwardParams const& p = params.forward;
   int const smem = launch.device.smem_per_block;
   int const wide = flash::linear::delta_number(p.k_dim, smem, /*narrow=*/false);
-  int const v_tile = flash::linear::kDeltaPlans[wide].v_tile();
+  int const v_tile = flash::linear::kDeltaTilings[wide].v_tile();
   int64_t const ctas = int64_t(p.sequences.count) * p.heads * ((p.v_dim + v_tile - 1) / v_tile);
   bool const narrow = p.v_dim <= v_tile / 2 || ctas < launch.device.sm_count;
   launch_number<Element>(flash::linear::delta_number(p.k_dim, smem, narrow), params, launch);

@@ -14,13 +14,13 @@
 
 namespace flash::sm80::linear {
 
-constexpr flash::linear::WalkPlan walk_plan(DeltaPlan const& plan) {
-  return {plan.k_tile, kDeltaChunk, 16, plan.warps, 1, 1, 0, 2};
+constexpr flash::linear::WalkTiling walk_tiling(DeltaTiling const& tiling) {
+  return {tiling.k_tile, kDeltaChunk, 16, tiling.warps, 1, 1, 0, 2};
 }
 
-template <class Element, int kPlan>
-struct DeltaConfig : WalkShape<Element, walk_plan(flash::linear::kDeltaPlans[kPlan])> {
-  static constexpr int kStages = flash::linear::kDeltaPlans[kPlan].stages;
+template <class Element, int kTiling>
+struct DeltaConfig : WalkShape<Element, walk_tiling(flash::linear::kDeltaTilings[kTiling])> {
+  static constexpr int kStages = flash::linear::kDeltaTilings[kTiling].stages;
 };
 
 // A chunk.

@@ -3,8 +3,8 @@
 // token on that read S0; keys before it that reach S'; and S0 itself, which reaches S'.
 #pragma once
 
+#include "sm80/linear/accumulator_rows.h"
 #include "sm80/linear/gradients_config.h"
-#include "sm80/linear/rows.h"
 
 namespace flash::sm80::linear {
 

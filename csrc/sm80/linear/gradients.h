@@ -3,8 +3,8 @@
 // once, over all columns, and kept in squares; then come the gradients, tile by tile.
 #pragma once
 
+#include "sm80/linear/accumulator_rows.h"
 #include "sm80/linear/gate_gradient.h"
-#include "sm80/linear/rows.h"
 
 namespace flash::sm80::linear {
 

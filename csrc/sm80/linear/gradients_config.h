@@ -1,7 +1,7 @@
 // What a CTA of the gradients' kernel has: a chunk of a head.
 #pragma once
 
-#include "linear/plan.h"
+#include "linear/tilings.h"
 #include "sm80/linear/weights.h"
 
 namespace flash::sm80::linear {

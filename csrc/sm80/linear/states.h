@@ -5,7 +5,7 @@
 
 #include "core/dynamic_smem.h"
 #include "linear/decay.h"
-#include "sm80/linear/rows.h"
+#include "sm80/linear/accumulator_rows.h"
 
 namespace flash::sm80::linear {
 

@@ -8,18 +8,18 @@ namespace flash::sm80::linear {
 using flash::linear::VectorGradientsParams;
 
 // A warp has 16 rows of K of the state, and half of the tile's columns of V.
-template <class Element_, int kPlan, flash::linear::Order kOrder>
+template <class Element_, int kTiling, flash::linear::Order kOrder>
 struct VectorGradientsConfig {
   using Element = Element_;
-  static constexpr flash::linear::VectorGradientsPlan plan =
-      flash::linear::kVectorGradientsPlans[kPlan];
+  static constexpr flash::linear::VectorGradientsTiling tiling =
+      flash::linear::kVectorGradientsTilings[kTiling];
   static constexpr bool kReverse = kOrder == flash::linear::Order::Reverse;
   static constexpr int kChunk = 32, kStrips = kChunk / 16;
-  static constexpr int kK = plan.k_tile, kV = plan.v_tile, kHeads = plan.heads;
+  static constexpr int kK = tiling.k_tile, kV = tiling.v_tile, kHeads = tiling.heads;
   static constexpr int kWarpsV = 2, kWarpsK = kK / 16, kRows = 16;
   static constexpr int kOfWarp = kV / kWarpsV, kBlocks = kOfWarp / 16;
   static constexpr int kWarps = kWarpsV * kWarpsK * kHeads, kThreads = 32 * kWarps;
-  static constexpr int kResident = plan.resident;
+  static constexpr int kResident = tiling.resident;
   // Two threads share a column of K of a step: each has every other token.
   static constexpr int kOwn = 8;
   static_assert(2 * kHeads * kStrips * kK == kThreads);

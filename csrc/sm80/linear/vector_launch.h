@@ -22,11 +22,11 @@ struct LaunchVectorStates {
     if (!f.workspace.sums) {
       return;
     }
-    static_assert(sizeof(VectorSumsStorage<C>) <= flash::linear::vector_smem_bytes(C::plan));
+    static_assert(sizeof(VectorSumsStorage<C>) <= flash::linear::vector_smem_bytes(C::tiling));
     TileGrid const grid = vector_grid<C>(f);
     launch_kernel<vector_sums_kernel<C>>(
         launch, {grid.count(), C::kThreads, sizeof(VectorSumsStorage<C>)}, p, grid);
-    int64_t const of_head = C::plan.state_size(f.v_dim) / 4;
+    int64_t const of_head = C::tiling.state_size(f.v_dim) / 4;
     int64_t const blocks = (f.heads * of_head + kSegmentScanThreads - 1) / kSegmentScanThreads;
     launch_kernel<vector_scan_kernel<C>>(launch,
                                          {.blocks = f.sequences.count * blocks,
@@ -41,7 +41,7 @@ struct LaunchVectorStates {
 struct LaunchVector {
   template <class C>
   static void run(VectorParams const& p, LaunchContext const& launch) {
-    static_assert(sizeof(VectorStorage<C>) == flash::linear::vector_smem_bytes(C::plan) -
+    static_assert(sizeof(VectorStorage<C>) == flash::linear::vector_smem_bytes(C::tiling) -
                                                   (2 - C::kKeyParts) * C::kHeads * C::kChunk *
                                                       C::kK * int(sizeof(WideElement)));
     LaunchVectorStates::run<C>(p, launch);
@@ -55,16 +55,16 @@ struct LaunchVector {
   }
 };
 
-// p.forward.sequences.chunk is the plan's segment.
-template <class Launch, class Element, flash::linear::Order kOrder, int kPlan = 0>
+// p.forward.sequences.chunk is the tiling's segment.
+template <class Launch, class Element, flash::linear::Order kOrder, int kTiling = 0>
 void launch_any_vector(VectorParams const& p, LaunchContext const& launch) {
-  if constexpr (kPlan + 1 < flash::linear::kVectorPlanCount) {
-    if (flash::linear::vector_number(p.forward.k_dim, launch.device.smem_per_block) != kPlan) {
-      launch_any_vector<Launch, Element, kOrder, kPlan + 1>(p, launch);
+  if constexpr (kTiling + 1 < flash::linear::kVectorTilingCount) {
+    if (flash::linear::vector_number(p.forward.k_dim, launch.device.smem_per_block) != kTiling) {
+      launch_any_vector<Launch, Element, kOrder, kTiling + 1>(p, launch);
       return;
     }
   }
-  Launch::template run<VectorConfig<Element, kPlan, kOrder>>(p, launch);
+  Launch::template run<VectorConfig<Element, kTiling, kOrder>>(p, launch);
 }
 
 }  // namespace flash::sm80::linear

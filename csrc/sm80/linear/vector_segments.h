@@ -2,7 +2,7 @@
 #pragma once
 
 #include "sm80/linear/segments.h"
-#include "sm80/linear/vector.h"
+#include "sm80/linear/vector_gates.h"
 
 namespace flash::sm80::linear {
 

@@ -5,30 +5,31 @@
 
 #include "core/dynamic_smem.h"
 #include "core/launch_order.h"
-#include "linear/plan.h"
-#include "sm80/linear/rows.h"
+#include "linear/tilings.h"
+#include "sm80/linear/accumulator_rows.h"
 #include "sm80/linear/weights.h"
 
 namespace flash::sm80::linear {
 
-template <class Element_, flash::linear::WalkPlan plan_>
+template <class Element_, flash::linear::WalkTiling tiling_>
 struct WalkShape {
   using Element = Element_;
-  static constexpr flash::linear::WalkPlan plan = plan_;
-  static constexpr int kChunk = plan.chunk, kStrips = kChunk / 16;
-  static constexpr int kK = plan.k_tile, kV = plan.v_tile(), kHeads = plan.heads;
-  static constexpr int kOfWarp = plan.v_of_warp, kWarpsV = plan.warps_v, kWarpsK = plan.warps_k;
+  static constexpr flash::linear::WalkTiling tiling = tiling_;
+  static constexpr int kChunk = tiling.chunk, kStrips = kChunk / 16;
+  static constexpr int kK = tiling.k_tile, kV = tiling.v_tile(), kHeads = tiling.heads;
+  static constexpr int kOfWarp = tiling.v_of_warp, kWarpsV = tiling.warps_v,
+                       kWarpsK = tiling.warps_k;
   static constexpr int kRows = kK / kWarpsK;  // of K, of a warp's state
   static constexpr int kWarps = kWarpsV * kWarpsK * kHeads, kThreads = 32 * kWarps;
   static constexpr int kBlocks = kOfWarp / 16;                  // of a warp's columns
   static constexpr int kSquares = kStrips * (kStrips + 1) / 2;  // on the diagonal and below it
-  static constexpr int kResident = plan.resident;
+  static constexpr int kResident = tiling.resident;
   // From the last token to the first, for gradients of states.
   static constexpr bool kReverse = false;
 };
 
-template <class Element, int kPlan>
-struct WalkConfig : WalkShape<Element, flash::linear::kWalkPlans[kPlan]> {};
+template <class Element, int kTiling>
+struct WalkConfig : WalkShape<Element, flash::linear::kWalkTilings[kTiling]> {};
 
 // A square of A, a strip's 16 rows against an earlier strip's columns, or its own.
 __device__ constexpr int square_of(int strip, int other) { return strip * (strip + 1) / 2 + other; }

@@ -72,10 +72,10 @@ struct BackwardConfig {
   static constexpr bool kReadsLseAhead = kPlain && kHeadDim == 128;
 
   // With score mods, factors have 16 bits, each mod has a loop of its own, and one body serves
-  // masked and whole row blocks (modified_tile.h).
-  static constexpr bool kModifiedTiles = !kPlain && kHeadDim == 64;
+  // masked and whole row blocks (half_factors_tile.h).
+  static constexpr bool kHalfFactors = !kPlain && kHeadDim == 64;
   // Elsewhere a softcap alone has a loop of its own where that is faster, with one body as well
-  // (lone_tile.h).
+  // (one_mod_tile.h).
   static constexpr bool kLoneCap = !kPlain && kHeadDim == 128;
   // Details of the loop for a softcap alone, where there is one. Rate over plain, 4k causal, H200:
   // d 64 0.740 with the other mods' details, 0.749 with these; d 128 0.730 in one loop for all
@@ -91,7 +91,7 @@ struct BackwardConfig {
   // The unit of probabilities in modified tiles is 2 to the power of minus this; LSE is less by it.
   // Probabilities are at most 1, or little more where LSE is large and rounded: in this unit, fp16
   // has 11 bits for their products with derivatives, from 2^-26 to 16.
-  static constexpr int kProbabilityLog2 = kModifiedTiles ? 12 : 0;
+  static constexpr int kProbabilityLog2 = kHalfFactors ? 12 : 0;
   static constexpr float kProbabilityUnit = 1 << kProbabilityLog2;
 
   // Tiles as rows, for products that reduce over the columns, and the same memory transposed.

@@ -52,7 +52,7 @@ struct KeyBlock {
   [[no_unique_address]] std::conditional_t<Config::kRowSplit, SumRows, NoSumRows> sums;
   // Dropout of head_begin, so that drawing bits in an iteration does not wait for global memory.
   struct NoDropout {};
-  [[no_unique_address]] std::conditional_t<Config::kModifiedTiles, DropoutMask, NoDropout> dropout;
+  [[no_unique_address]] std::conditional_t<Config::kHalfFactors, DropoutMask, NoDropout> dropout;
 
   __device__ KeyBlock(BackwardArgs const& args, KeyTile<Config> const& tile_, uint32_t number_)
       : KeyBlock(args.params, tile_, number_, BlockInfo(args.params.seqlens, tile_.batch)) {}
@@ -177,7 +177,7 @@ struct KeyBlock {
     block_begin = row_blocks.first(p.seqlens, tile.batch, info.row_q);
     HeadsOfTile const own = p.gqa.heads_of(tile.head);
     heads = own.heads;
-    if constexpr (Config::kModifiedTiles) {
+    if constexpr (Config::kHalfFactors) {
       if (p.scores.dropout_p > 0.f && tile.batch < p.seqlens.batch) {
         dropout = DropoutMask(p.scores, tile.batch, p.heads_q, own.head_begin);
       }

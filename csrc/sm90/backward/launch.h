@@ -5,7 +5,7 @@
 
 #include "launch/launch_kernel.h"
 #include "sm90/backward/kernel.h"
-#include "sm90/backward/prepare.h"
+#include "sm90/backward/launch_setup.h"
 
 namespace flash::sm90::backward {
 

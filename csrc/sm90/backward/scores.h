@@ -128,8 +128,8 @@ struct ScoreTile {
   template <class Scores, class Words>
   __device__ __forceinline__ void drop(Scores const& s_mma, Words& operand) {
     auto const layout = rows_and_columns(s_mma.layout());
-    keep.template draw<Config::kModifiedTiles>({p.scores, block.tile.batch, p.heads_q, head},
-                                               row_begin, key_begin, coord);
+    keep.template draw<Config::kHalfFactors>({p.scores, block.tile.batch, p.heads_q, head},
+                                             row_begin, key_begin, coord);
     for_each_pair(
         [&](int r, int c) { keep.apply_to_pair(operand.data()[layout(r, c) / 2], r, c); });
   }

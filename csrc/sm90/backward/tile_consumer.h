@@ -2,8 +2,8 @@
 #pragma once
 
 #include "sm90/backward/consumer_steps.h"
-#include "sm90/backward/lone_tile.h"
-#include "sm90/backward/modified_tile.h"
+#include "sm90/backward/half_factors_tile.h"
+#include "sm90/backward/one_mod_tile.h"
 
 namespace flash::sm90::backward {
 
@@ -88,20 +88,20 @@ struct TileConsumer : ConsumerSteps<Config> {
   __device__ __forceinline__ void choose_loop(Block const& block, Sums& sums, ScoreFragment& s) {
     using Whole = ScoreTile<false, Config>;
     using Masked = ScoreTile<true, Config>;
-    if constexpr (Config::kModifiedTiles) {
+    if constexpr (Config::kHalfFactors) {
       switch (score_mod_kind(args.params.scores)) {
         case ScoreModKind::Cap:
-          return loop<kQueryEnd, ModifiedTile<ScoreModKind::Cap, Config>>(block, sums, s);
+          return loop<kQueryEnd, HalfFactorsTile<ScoreModKind::Cap, Config>>(block, sums, s);
         case ScoreModKind::Bias:
-          return loop<kQueryEnd, ModifiedTile<ScoreModKind::Bias, Config>>(block, sums, s);
+          return loop<kQueryEnd, HalfFactorsTile<ScoreModKind::Bias, Config>>(block, sums, s);
         case ScoreModKind::Drop:
-          return loop<kQueryEnd, ModifiedTile<ScoreModKind::Drop, Config>>(block, sums, s);
+          return loop<kQueryEnd, HalfFactorsTile<ScoreModKind::Drop, Config>>(block, sums, s);
         case ScoreModKind::Any:
-          return loop<kQueryEnd, ModifiedTile<ScoreModKind::Any, Config>>(block, sums, s);
+          return loop<kQueryEnd, HalfFactorsTile<ScoreModKind::Any, Config>>(block, sums, s);
       }
     } else if constexpr (Config::kLoneCap) {
       if (score_mod_kind(args.params.scores) == ScoreModKind::Cap) {
-        return loop<kQueryEnd, LoneTile<ScoreModKind::Cap, Config>>(block, sums, s);
+        return loop<kQueryEnd, OneModTile<ScoreModKind::Cap, Config>>(block, sums, s);
       }
       loop<kQueryEnd, Whole, Masked>(block, sums, s);
     } else if constexpr (Config::kOwnLoopToAdd) {

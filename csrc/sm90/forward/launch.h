@@ -7,7 +7,7 @@
 #include <stdexcept>
 
 #include "launch/key_splits.h"
-#include "passes/largest/launch.h"
+#include "passes/max_logits/launch.h"
 #include "sm90/forward/kernel.h"
 #include "sm90/forward/merge_splits.h"
 #include "sm90/key_request.h"

@@ -4,7 +4,7 @@
 #include "sm90/tensor_core.h"  // before anything that includes CuTe
 
 #include "launch/clusters.h"
-#include "sm90/backward/prepare.h"
+#include "sm90/backward/launch_setup.h"
 #include "sm90/paired_backward/kernel.h"
 
 namespace flash::sm90::backward {

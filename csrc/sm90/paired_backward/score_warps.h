@@ -3,7 +3,7 @@
 // dP.
 #pragma once
 
-#include "sm90/backward/lone_tile.h"
+#include "sm90/backward/one_mod_tile.h"
 #include "sm90/backward/store.h"
 #include "sm90/paired_backward/shared_storage.h"
 
@@ -55,10 +55,10 @@ struct ScoreWarps {
     if constexpr (Config::kLoneMods) {
       ScoreModKind const kind = score_mod_kind(args.params.scores);
       if (kind == ScoreModKind::Cap) {
-        return iterate_each<LoneTile<ScoreModKind::Cap, Config>>(block, dv);
+        return iterate_each<OneModTile<ScoreModKind::Cap, Config>>(block, dv);
       }
       if (kind == ScoreModKind::Bias) {
-        return iterate_each<LoneTile<ScoreModKind::Bias, Config>>(block, dv);
+        return iterate_each<OneModTile<ScoreModKind::Bias, Config>>(block, dv);
       }
     }
     iterate_each<ScoreTile<false, Config>, ScoreTile<true, Config>>(block, dv);

@@ -73,7 +73,7 @@ __device__ __forceinline__ void clear_where_zero(uint32_t word, float& a, float&
 // Like ScoreTile, but with its own factors, and with one body of an iteration for masked row blocks
 // and whole ones: only the loops of the score mods exist twice.
 template <ScoreModKind kKind, class Config>
-struct ModifiedTile : ScoreTile<false, Config> {
+struct HalfFactorsTile : ScoreTile<false, Config> {
   using Base = ScoreTile<false, Config>;
   using Element = typename Config::Element;
   using Factor = cutlass::half_t;
@@ -86,8 +86,8 @@ struct ModifiedTile : ScoreTile<false, Config> {
   bool masked;                            // a limit cuts through the row block
   uint32_t factors[Config::kBlockM / 4];  // pairs, in units of P
 
-  __device__ ModifiedTile(BackwardArgs const& args, KeyBlock<Config> const& block,
-                          RowIteration const& rows, int warpgroup, int thread)
+  __device__ HalfFactorsTile(BackwardArgs const& args, KeyBlock<Config> const& block,
+                             RowIteration const& rows, int warpgroup, int thread)
       : Base(args, block, rows, warpgroup, thread),
         near_tanh(args.near_tanh),
         masked(rows.masked) {}

@@ -9,7 +9,7 @@ namespace flash::sm90::backward {
 // Like ScoreTile, but an iteration has one body for masked row blocks and whole ones: only the
 // score mod exists twice.
 template <ScoreModKind kKind, class Config>
-struct LoneTile : ScoreTile<false, Config> {
+struct OneModTile : ScoreTile<false, Config> {
   static constexpr bool kCap = kKind == ScoreModKind::Cap;
   static_assert(kCap || kKind == ScoreModKind::Bias);
   using Base = ScoreTile<false, Config>;
@@ -21,13 +21,13 @@ struct LoneTile : ScoreTile<false, Config> {
   bool masked;          // a limit cuts through the row block
   float largest = 0.f;  // the thread's largest |product|; only with kScansAhead
 
-  __device__ LoneTile(BackwardArgs const& args, KeyBlock<Config> const& block,
-                      RowIteration const& rows, int warpgroup, int thread)
+  __device__ OneModTile(BackwardArgs const& args, KeyBlock<Config> const& block,
+                        RowIteration const& rows, int warpgroup, int thread)
       : Base(args, block, rows, warpgroup, thread),
         near_tanh(args.near_tanh),
         masked(rows.masked) {}
-  __device__ LoneTile(BackwardArgs const& args, KeyBlock<Config> const& block, int head,
-                      int m_block, int warpgroup, int thread)
+  __device__ OneModTile(BackwardArgs const& args, KeyBlock<Config> const& block, int head,
+                        int m_block, int warpgroup, int thread)
       : Base(args, block, head, m_block, warpgroup, thread),
         near_tanh(args.near_tanh),
         masked(block.range.masked(m_block)) {}

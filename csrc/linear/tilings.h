@@ -9,7 +9,7 @@
 namespace flash::linear {
 
 // How the states before chunks are divided, and the outputs where no CTA walks.
-struct Plan {
+struct Tiling {
   int k_tile;  // columns of a tile of Q and K
   int v_tile;  // of V
   int chunk;   // tokens
@@ -17,15 +17,15 @@ struct Plan {
   bool tiled;  // K has several tiles
 };
 
-constexpr Plan kPlans[] = {
+constexpr Tiling kTilings[] = {
     {16, 32, 128, 4, false},   {32, 64, 128, 2, false}, {64, 128, 128, 1, false},
     {128, 128, 128, 1, false}, {64, 128, 128, 1, true},
 };
 
-// The first plan whose tile has all of K; else the tiled one.
-constexpr int plan_number(int k_dim) {
+// The first tiling whose tile has all of K; else the tiled one.
+constexpr int tiling_number(int k_dim) {
   int number = 0;
-  while (!kPlans[number].tiled && k_dim > kPlans[number].k_tile) {
+  while (!kTilings[number].tiled && k_dim > kTilings[number].k_tile) {
     ++number;
   }
   return number;
@@ -36,7 +36,7 @@ constexpr int kEveryGpusSmem = 99 * 1024;  // of a CTA
 // How the forward is divided where a CTA has the states of all rows of K and some columns of V in
 // registers, and walks along the chunks of a segment. Segments are as long whatever else is in the
 // batch, because their borders decide how sums are rounded.
-struct WalkPlan {
+struct WalkTiling {
   int k_tile;
   int chunk;      // tokens
   int v_of_warp;  // columns of V
@@ -62,49 +62,51 @@ struct WalkPlan {
 };
 
 // The second one of K 256 is for GPUs with less shared memory.
-constexpr WalkPlan kWalkPlans[] = {
+constexpr WalkTiling kWalkTilings[] = {
     {16, 64, 16, 2, 1, 2, 1024, 4},  {32, 64, 16, 4, 1, 1, 1024, 4},
     {64, 64, 16, 8, 1, 1, 1024, 2},  {128, 32, 16, 8, 1, 1, 1024, 2},
     {256, 64, 16, 4, 2, 1, 4096, 1}, {256, 32, 16, 4, 2, 1, 4096, 1},
     {512, 32, 16, 4, 4, 1, 4096, 1},
 };
-constexpr int kWalkPlanCount = std::size(kWalkPlans);
+constexpr int kWalkTilingCount = std::size(kWalkTilings);
 
-// The first plan whose tile has all of K and that fits a CTA's shared memory; kWalkPlanCount where
-// there is none.
+// The first tiling whose tile has all of K and that fits a CTA's shared memory; kWalkTilingCount
+// where there is none.
 constexpr int walk_number(int k_dim, int smem_per_block) {
   int number = 0;
-  while (number < kWalkPlanCount &&
-         (k_dim > kWalkPlans[number].k_tile || kWalkPlans[number].smem_bytes() > smem_per_block)) {
+  while (number < kWalkTilingCount && (k_dim > kWalkTilings[number].k_tile ||
+                                       kWalkTilings[number].smem_bytes() > smem_per_block)) {
     ++number;
   }
   return number;
 }
 
-// The same with a vector of decays. No plan takes more than every GPU has up to K 128, and the last
-// one serves K 256 there. How a chunk is cut changes no bit: sums are those of steps of 16 tokens.
-constexpr WalkPlan kVectorPlans[] = {
+// The same with a vector of decays. No tiling takes more than every GPU has up to K 128, and the
+// last one serves K 256 there. How a chunk is cut changes no bit: sums are those of steps of 16
+// tokens.
+constexpr WalkTiling kVectorTilings[] = {
     {16, 64, 16, 2, 1, 2, 1024, 4},  {32, 64, 16, 4, 1, 1, 1024, 4},
     {64, 32, 16, 8, 1, 1, 1024, 2},  {128, 32, 16, 8, 1, 1, 1024, 2},
     {256, 32, 16, 4, 2, 1, 4096, 1}, {256, 16, 16, 4, 2, 1, 4096, 1},
 };
-constexpr int kVectorPlanCount = std::size(kVectorPlans);
+constexpr int kVectorTilingCount = std::size(kVectorTilings);
 
 // Shared memory of a CTA of the outputs, the most of any dtype: a chunk's Q and K with gates as
 // they come, two chunks of V, Q and K times their decays in five tiles; for each 16 tokens A's
 // square and the decays of the state's rows; where warps share these, parts of rows; flags.
-constexpr int vector_smem_bytes(WalkPlan const& plan) {
-  int const steps = plan.chunk / 16;
-  int const tiles = plan.chunk * (plan.k_tile * (2 + 2 + 4 + 5 * 2) + plan.v_tile() * 4);
-  int const of_head = tiles + steps * (512 + 4 * plan.k_tile) + 16;
-  int const parts = plan.warps_k > 1 ? 4 * plan.warps_k * plan.chunk * plan.v_tile() : 16;
-  return plan.heads * of_head + parts + 16;
+constexpr int vector_smem_bytes(WalkTiling const& tiling) {
+  int const steps = tiling.chunk / 16;
+  int const tiles = tiling.chunk * (tiling.k_tile * (2 + 2 + 4 + 5 * 2) + tiling.v_tile() * 4);
+  int const of_head = tiles + steps * (512 + 4 * tiling.k_tile) + 16;
+  int const parts = tiling.warps_k > 1 ? 4 * tiling.warps_k * tiling.chunk * tiling.v_tile() : 16;
+  return tiling.heads * of_head + parts + 16;
 }
 
 constexpr int vector_number(int k_dim, int smem_per_block) {
   int number = 0;
-  while (number < kVectorPlanCount && (k_dim > kVectorPlans[number].k_tile ||
-                                       vector_smem_bytes(kVectorPlans[number]) > smem_per_block)) {
+  while (number < kVectorTilingCount &&
+         (k_dim > kVectorTilings[number].k_tile ||
+          vector_smem_bytes(kVectorTilings[number]) > smem_per_block)) {
     ++number;
   }
   return number;
@@ -112,45 +114,45 @@ constexpr int vector_number(int k_dim, int smem_per_block) {
 
 // How dQ and dK with a vector of decays are divided: a warp has 16 rows of K of a state, and half
 // of the tile's columns of V. Larger K and V have several tiles; those of V leave parts of the
-// gradients. Each fits 99 KiB, and segments are those of vector_number's plan.
-struct VectorGradientsPlan {
+// gradients. Each fits 99 KiB, and segments are those of vector_number's tiling.
+struct VectorGradientsTiling {
   int k_tile;
   int v_tile;
   int heads;     // of a CTA
   int resident;  // CTAs on an SM, for which registers are left
 };
 
-constexpr VectorGradientsPlan kVectorGradientsPlans[] = {
+constexpr VectorGradientsTiling kVectorGradientsTilings[] = {
     {16, 32, 2, 4}, {32, 64, 1, 4}, {64, 128, 1, 2}, {64, 256, 1, 2}};
-constexpr int kVectorGradientsPlanCount = std::size(kVectorGradientsPlans);
+constexpr int kVectorGradientsTilingCount = std::size(kVectorGradientsTilings);
 
-// The first plan whose tile has all of K. The last two differ in v_tile: the smaller if it has all
-// of V.
+// The first tiling whose tile has all of K. The last two differ in v_tile: the smaller if it has
+// all of V.
 constexpr int vector_gradients_number(int k_dim, int v_dim) {
-  constexpr int kLargest = kVectorGradientsPlanCount - 1;
+  constexpr int kLargest = kVectorGradientsTilingCount - 1;
   int number = 0;
-  while (number + 1 < kLargest && k_dim > kVectorGradientsPlans[number].k_tile) {
+  while (number + 1 < kLargest && k_dim > kVectorGradientsTilings[number].k_tile) {
     ++number;
   }
-  bool const is_wider = number + 1 == kLargest && v_dim > kVectorGradientsPlans[number].v_tile;
+  bool const is_wider = number + 1 == kLargest && v_dim > kVectorGradientsTilings[number].v_tile;
   return is_wider ? kLargest : number;
 }
 
 // Columns of the tiles of the gradients' kernel, whose CTA has a chunk and head, and whether K has
 // several tiles. Each fits 99 KiB, which every GPU has.
-struct GradientsPlan {
+struct GradientsTiling {
   int k_tile;
   int v_tile;
   bool tiled;
 };
 
-constexpr GradientsPlan kGradientsPlans[] = {
+constexpr GradientsTiling kGradientsTilings[] = {
     {16, 32, false}, {32, 64, false}, {64, 32, false}, {64, 32, true}};
 constexpr int kGradientsChunk = 128;
 
-constexpr int gradients_plan_number(int k_dim) {
+constexpr int gradients_tiling_number(int k_dim) {
   int number = 0;
-  while (!kGradientsPlans[number].tiled && k_dim > kGradientsPlans[number].k_tile) {
+  while (!kGradientsTilings[number].tiled && k_dim > kGradientsTilings[number].k_tile) {
     ++number;
   }
   return number;

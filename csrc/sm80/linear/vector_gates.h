@@ -13,9 +13,9 @@ namespace flash::sm80::linear {
 
 using flash::linear::VectorParams;
 
-template <class Element_, int kPlan, flash::linear::Order kOrder = flash::linear::Order::Forward>
-struct VectorConfig : WalkShape<Element_, flash::linear::kVectorPlans[kPlan]> {
-  using Shape = WalkShape<Element_, flash::linear::kVectorPlans[kPlan]>;
+template <class Element_, int kTiling, flash::linear::Order kOrder = flash::linear::Order::Forward>
+struct VectorConfig : WalkShape<Element_, flash::linear::kVectorTilings[kTiling]> {
+  using Shape = WalkShape<Element_, flash::linear::kVectorTilings[kTiling]>;
   static constexpr bool kReverse = kOrder == flash::linear::Order::Reverse;
   static_assert(Shape::kBlocks == 1);
   // Threads that share 16 tokens of two columns, and the tokens that each of them has.
