@@ -10,13 +10,13 @@
 namespace flash::plan {
 namespace {
 
-// The CTAs of a cluster find room together, in one GPC, so a next cluster waits for room: this part
-// of the time until a next CTA begins, for each doubling of a cluster's size.
+// A cluster waits until one GPC has room for all of its CTAs. Each doubling of its size adds this
+// part of the time until a next CTA begins.
 constexpr double kNextCluster = 0.5;
 // Where sequences differ, CTAs or clusters that did not begin at once end later than the others by
 // this part of the time of the longest one.
 constexpr double kLate = 0.25;
-// Where clusters can share tiles, pieces are at least so many times as many as sequences. Where
+// Pieces are at least so many times as many as sequences, unless an SM has one CTA at a time: where
 // lengths are alike, fewer would hardly be shorter than whole sequences.
 constexpr double kFewestPieces = 1.4;
 // Each row block of a sequence beyond the first brings this part of its keys from memory once more:
@@ -52,9 +52,10 @@ struct DecodeCost {
   double longest = std::max(divide_up(visible(p, p.seqlen_k), k.block_n), 1.);
   double number = k.codes ? 1 : kElement;  // bytes
 
-  // CTAs, or clusters, that run at a time.
-  int at_a_time = clusters_at_a_time(
-      cluster > 1 ? std::min(k.resident, kMostClusterBlocks* m.sm_count) : k.resident, cluster);
+  // CTAs of clusters that all SMs have room for; CTAs, or clusters, that run at a time.
+  int of_clusters = m.sm_count * kMostClusterBlocks;
+  int at_a_time =
+      clusters_at_a_time(cluster > 1 ? std::min(k.resident, of_clusters) : k.resident, cluster);
 
   // CTAs of a varlen batch that find no rows: the host knows only how many row blocks there are at
   // most.
@@ -81,9 +82,10 @@ struct DecodeCost {
     double const read_us =
         k.block_n * number * (k.head_dim + k.head_dim_v) / (k.codes ? m.code_reads : m.sm_reads);
     double const unit_us = one_each ? std::max(read_us, double(step)) : read_us;
-    double const search_us = m.next_block * (1 + kNextCluster * s.cluster_log2) + search;
-    double const next = one_each ? begin : search_us;
-    double busy = search_us * surplus / m.sm_count;
+    // What a further CTA adds, and one that computes where an SM has one at a time.
+    double const further = m.next_block * (1 + kNextCluster * s.cluster_log2) + search;
+    double const next = one_each ? begin : further;
+    double busy = further * surplus / m.sm_count;
     if (of_sm > 1) {
       // Where all run at once, the busiest SM has a whole number of them. Pieces are as
       // many as fill all SMs.
