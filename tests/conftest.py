@@ -6,6 +6,7 @@ raises NotImplementedError, and fails when it no longer does, so that CUDA_MISSI
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -64,6 +65,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("every_combination"):
         items[:], left_out = all_pairs.select(items)
         config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_collection_finish() -> None:
+    """Tens of thousands of tests stay until the end: no collection of garbage needs to see them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -21,17 +21,16 @@ inline std::map<std::string, BankCounts> bank_counts;
 inline void count_pass(char const* kind, uintptr_t const* address) {
   BankCounts& counts = bank_counts[kind];
   ++counts.passes;
+  int rows[8] = {};  // of each four banks
   int most = 1;
-  for (int group = 0; group < 8; ++group) {  // of four banks
-    int rows = 0;
-    for (int i = 0; i < 8; ++i) {
-      bool seen = address[i] / 16 % 8 != static_cast<uintptr_t>(group);
-      for (int j = 0; j < i; ++j) {
-        seen |= address[j] == address[i];
-      }
-      rows += !seen;
+  for (int i = 0; i < 8; ++i) {
+    bool seen = false;
+    for (int j = 0; j < i; ++j) {
+      seen |= address[j] == address[i];
     }
-    most = rows > most ? rows : most;
+    int& own = rows[address[i] / 16 % 8];
+    own += !seen;
+    most = own > most ? own : most;
   }
   counts.conflicts += most - 1;
 }

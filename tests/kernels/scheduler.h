@@ -35,11 +35,15 @@ inline std::unique_ptr<char[]> take_stack() {
   return stack;
 }
 
+// Stacks begin at different places of a page: all of a block's at the same one would share a
+// cache's few lines for that place.
 inline void Block::start() {
-  for (Thread& thread : threads) {
+  constexpr size_t kLine = 64, kLinesOfPage = 64;
+  for (size_t i = 0; i < threads.size(); ++i) {
+    Thread& thread = threads[i];
     thread.stack = take_stack();
     getcontext(&thread.start);
-    thread.start.uc_stack = {thread.stack.get(), 0, kStackBytes};
+    thread.start.uc_stack = {thread.stack.get(), 0, kStackBytes - i % kLinesOfPage * kLine};
     thread.start.uc_link = nullptr;
     makecontext(&thread.start, fiber_main, 0);
   }
@@ -112,8 +116,30 @@ inline void Block::ends() {
   count_copies();
 }
 
+// The number that all of a warp's threads wait for; null: one of them can go on without, or they
+// wait for several.
+inline int const* Block::watched_by(int warp) const {
+  static constexpr int kNever = 0;
+  int const* number = nullptr;
+  for (int i = 0; i < kWarp; ++i) {
+    Thread const& t = threads[warp * kWarp + i];
+    if (t.done) {
+      continue;
+    }
+    if (!t.waits || (number && number != &t.waits->number)) {
+      return nullptr;
+    }
+    number = &t.waits->number;
+  }
+  return number ? number : &kNever;
+}
+
 // Whether anything happened.
 inline bool Block::run_warp(int warp) {
+  Warp& all = warps[warp];
+  if (all.watched && *all.watched == all.seen) {
+    return false;
+  }
   for (bool any = false;; any = true) {
     bool progress = false;
     for (int i = 0; i < kWarp; ++i) {
@@ -122,6 +148,10 @@ inline bool Block::run_warp(int warp) {
       if (!t.done && !(t.waits && !t.waits->over())) {
         progress |= resume(thread);
       }
+    }
+    all.watched = progress ? nullptr : watched_by(warp);
+    if (all.watched) {
+      all.seen = *all.watched;
     }
     if (!progress || order.in_turns) {
       return any || progress;

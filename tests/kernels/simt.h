@@ -40,10 +40,13 @@ constexpr uint16_t kPoison = 0x7fff;
 
 // What a thread waits for, and how it is called when no thread brings it about.
 struct Wait {
+  int const& number;  // nothing else decides whether the wait is over
+
   virtual bool over() const = 0;
   virtual std::string what() const = 0;
 
  protected:
+  explicit Wait(int const& number) : number(number) {}
   ~Wait() = default;
 };
 
@@ -99,6 +102,9 @@ struct Thread {
 struct Warp {
   static constexpr int kBytes = 48;
   Barrier barrier{kWarp, "the rest of its warp"};
+  // While *watched is `seen`, none of its threads can go on; null: one may.
+  int const* watched = nullptr;
+  int seen = 0;
   alignas(16) char shown[2][kWarp][kBytes];
 };
 
@@ -201,6 +207,7 @@ class Block {
   void enter();
   bool resume(int thread);
   bool run_warp(int warp);
+  int const* watched_by(int warp) const;
   void thread_ends();
   void ends();
   void count_copies() const;
@@ -268,7 +275,8 @@ inline void wait(Barrier& barrier) {
   struct NextGeneration : Wait {
     Barrier const& barrier;
     int const generation;
-    explicit NextGeneration(Barrier const& b) : barrier(b), generation(b.generation) {}
+    explicit NextGeneration(Barrier const& b)
+        : Wait(b.generation), barrier(b), generation(b.generation) {}
     bool over() const override { return barrier.generation != generation; }
     std::string what() const override { return barrier.name; }
   } const next{barrier};

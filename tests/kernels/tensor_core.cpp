@@ -23,7 +23,7 @@ int column_of(int lane, int i) { return lane % 4 * 2 + i % 2; }
 
 // Rounded once an instruction, about as a tensor core does. Eight sums at a time: one waits for
 // itself only.
-[[gnu::target_clones("avx2", "default")]] void multiply_add(double (&sum)[kRows][kColumns],
+[[gnu::target_clones("avx512f", "avx2", "default")]] void multiply_add(double (&sum)[kRows][kColumns],
                                                             double const (&a)[kRows][kDepth],
                                                             double const (&b)[kDepth][kColumns]) {
   for (int row = 0; row < kRows; ++row) {

@@ -17,7 +17,7 @@ class MBarriers : public Unit {
     int64_t count;     // arrivals a phase takes
     int64_t missing;   // arrivals
     int64_t tx_bytes;  // announced and not there yet; negative while they come unannounced
-    uint32_t phase;
+    int phase;
     bool fenced = false;  // its initialisation, for other blocks of the cluster
   };
 
@@ -88,14 +88,18 @@ struct PhaseEnd : Wait {
   MBarriers::State const& state;
 
   PhaseEnd(void const* barrier, uint32_t parity)
-      : address(smem_address(barrier)), parity(parity), state(mbarriers().at(address)) {
+      : PhaseEnd(smem_address(barrier), parity, mbarriers().at(smem_address(barrier))) {
     expect(parity <= 1, "an mbarrier's phase is waited for by its parity, not as ", parity);
   }
-  bool over() const override { return state.phase % 2 != parity; }
+  bool over() const override { return static_cast<uint32_t>(state.phase) % 2 != parity; }
   std::string what() const override {
     return concat("mbarrier ", Hex{address}, ", parity ", parity, " (", state.missing, " of ",
                   state.count, " arrivals and ", state.tx_bytes, " bytes to come)");
   }
+
+ private:
+  PhaseEnd(uint32_t address, uint32_t parity, MBarriers::State const& state)
+      : Wait(state.phase), address(address), parity(parity), state(state) {}
 };
 
 inline bool phase_has_ended(void const* barrier, uint32_t parity) {
@@ -138,7 +142,8 @@ class NamedBarriers : public Unit {
       State const& state;
       uint32_t const id;
       int const generation;
-      Full(State const& s, uint32_t id) : state(s), id(id), generation(s.generation) {}
+      Full(State const& s, uint32_t id)
+          : Wait(s.generation), state(s), id(id), generation(s.generation) {}
       bool over() const override { return state.generation != generation; }
       std::string what() const override {
         return concat("named barrier ", id, " (", state.arrived, " of ", state.count,

@@ -214,7 +214,7 @@ class BulkStores : public Unit {
   void wait_read(size_t pending) {
     struct Read : Wait {
       OfThread const& of;
-      explicit Read(OfThread const& of) : of(of) {}
+      explicit Read(OfThread const& of) : Wait(of.read), of(of) {}
       bool over() const override { return of.unread.size() <= of.wanted; }
       std::string what() const override { return "bulk stores"; }
     } const read{mine()};
@@ -233,6 +233,7 @@ class BulkStores : public Unit {
         }
         of.unwritten.push_back(std::move(of.unread.front()));
         of.unread.pop_front();
+        ++of.read;
         return true;
       }
     }
@@ -269,6 +270,7 @@ class BulkStores : public Unit {
     std::deque<Group> unread;
     std::deque<Group> unwritten;
     size_t wanted = kAny;  // groups that may stay unread
+    int read = 0;          // groups that no longer are
   };
 
   OfThread& mine() { return of_[block->current]; }

@@ -35,7 +35,8 @@ inline void cluster_wait() {
   struct AllThere : Wait {
     ClusterBarrier const& all;
     int const generation;
-    AllThere(ClusterBarrier const& all, int generation) : all(all), generation(generation) {}
+    AllThere(ClusterBarrier const& all, int generation)
+        : Wait(all.generation), all(all), generation(generation) {}
     bool over() const override { return all.generation >= generation; }
     std::string what() const override {
       return concat("the cluster's barrier (", all.missing, " of ", all.expected,

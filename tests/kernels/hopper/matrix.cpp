@@ -22,7 +22,7 @@ std::vector<float> to_float(std::vector<uint16_t> const& elements, Type type, bo
 
 // The products of one instruction are added to each other before they join the accumulator, as in a
 // tensor core: what is small beside an accumulator is not lost number by number.
-[[gnu::target_clones("avx2", "default")]] void multiply_add(float* c, float const* a,
+[[gnu::target_clones("avx512f", "avx2", "default")]] void multiply_add(float* c, float const* a,
                                                             float const* b, int n) {
   constexpr int kWidest = 256;
   for (int m = 0; m < 64; ++m) {

@@ -21,10 +21,9 @@ class RegisterFile : public Unit {
 
   void take(int registers) {
     struct Enough : Wait {
-      int const& free;
       int const more;
-      Enough(int const& free, int more) : free(free), more(more) {}
-      bool over() const override { return free >= more; }
+      Enough(int const& free, int more) : Wait(free), more(more) {}
+      bool over() const override { return number >= more; }
       std::string what() const override { return "registers (setmaxnreg.inc)"; }
     } const enough{free_, registers - per_thread_[block->current]};
     expect(enough.more >= 0, "setmaxnreg.inc from ", registers - enough.more, " to ", registers);

@@ -70,12 +70,12 @@ class Warpgroup {
     if (me.groups.size() <= pending) {
       return;
     }
-    int64_t const until = me.groups[me.groups.size() - 1 - pending];
+    int const until = me.groups[me.groups.size() - 1 - pending];
     me.groups.erase(me.groups.begin(), me.groups.end() - pending);
     struct Done : Wait {
       Warpgroup const& group;
-      int64_t const until;
-      Done(Warpgroup const& g, int64_t until) : group(g), until(until) {}
+      int const until;
+      Done(Warpgroup const& g, int until) : Wait(g.done_), group(g), until(until) {}
       bool over() const override { return group.done_ >= until; }
       std::string what() const override { return "wgmmas that others have to issue, too"; }
     } const done{*this, until};
@@ -103,8 +103,8 @@ class Warpgroup {
 
  private:
   struct OfThread {
-    int64_t issued = 0;           // wgmmas
-    std::vector<int64_t> groups;  // the wgmmas up to the end of each that is not waited for
+    int issued = 0;           // wgmmas
+    std::vector<int> groups;  // the wgmmas up to the end of each that is not waited for
     bool fenced = false;
   };
 
@@ -113,7 +113,7 @@ class Warpgroup {
     int n;
     std::vector<float> values;
     Registers<float> d[kWarpgroup] = {};
-    int64_t last[kWarpgroup] = {};
+    int last[kWarpgroup] = {};
     int users = 0;
   };
 
@@ -135,8 +135,8 @@ class Warpgroup {
   static int row(int rank, int i) { return rank / 32 * 16 + rank % 32 / 4 + i / 2 % 2 * 8; }
   static int column(int rank, int i) { return i / 4 * 8 + rank % 4 * 2 + i % 2; }
 
-  Product& product_at(int64_t index, Wgmma const& what) {
-    if (index == done_ + static_cast<int64_t>(products_.size())) {
+  Product& product_at(int index, Wgmma const& what) {
+    if (index == done_ + static_cast<int>(products_.size())) {
       Product& product = products_.emplace_back(Product{what});
       product.b = read_matrix(what.b, what.b_along_k, what.n);
       if (what.a_in_registers) {
@@ -184,7 +184,7 @@ class Warpgroup {
     }
   }
 
-  bool issued_by_all(int64_t until) const {
+  bool issued_by_all(int until) const {
     return std::all_of(of_.begin(), of_.end(),
                        [=](OfThread const& t) { return t.issued >= until; });
   }
@@ -219,7 +219,7 @@ class Warpgroup {
   }
 
   // The thread gets the accumulators of all products before `until`.
-  void give_back(int64_t until) {
+  void give_back(int until) {
     for (size_t k = 0; k < in_flight_.size();) {
       Accumulators& acc = *in_flight_[k];
       Registers<float>& d = acc.d[rank()];
@@ -242,8 +242,8 @@ class Warpgroup {
 
   std::vector<OfThread> of_ = std::vector<OfThread>(kWarpgroup);
   std::deque<Product> products_;  // issued and not done; the oldest is number done_
-  int64_t done_ = 0;
-  int64_t wanted_ = 0;  // threads wait for the products before this number
+  int done_ = 0;
+  int wanted_ = 0;  // threads wait for the products before this number
   std::vector<std::unique_ptr<Accumulators>> in_flight_;
 };
 
