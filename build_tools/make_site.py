@@ -37,8 +37,8 @@ CONTENTS: dict[str, dict[str, str]] = {
         "How it is made": "build benchmarks plan glossary kernels/index lab/index releasing",
     },
     "kernels/README.md": {
-        "Pages": """sm80_forward sm80_paged sm80_decode sm80_decode_varlen sm80_decode_codes
-            sm80_wide sm90_latent sm80_append rotary sm80_backward sm90_forward
+        "Pages": """sm80_forward sm80_paged decode decode_varlen decode_codes
+            wide sm90_latent sm80_append rotary sm80_backward sm90_forward
             sm90_forward_pages sm90_forward_codes sm90_fp8_forward encode
             sm90_forward_scores sm90_paired_forward
             sm90_backward sm90_backward_scores sm90_paired_backward linear_attention
@@ -62,11 +62,11 @@ CONTENTS: dict[str, dict[str, str]] = {
             sm90_backward_ordered_dq sm90_backward_ordered_dq_strips sm90_backward_tile_stream
             sm90_backward_delta_warp sm90_backward_row_split sm90_backward_dq_semaphore
             sm90_backward_open sm90_paired_backward_log sm90_paired_backward_step
-            sm90_backward_lone_mods sm90_backward_d64_mods sm80_decode_rates sm80_decode_codes
-            sm80_decode_registers sm80_decode_merge sm80_decode_clusters sm80_decode_split
-            sm80_decode_timeline sm80_decode_reading sm80_decode_log sm80_decode_second_series
-            sm80_decode_third_series sm80_decode_new_rows sm80_decode_open
-            sm80_decode_varlen_steps sm80_decode_varlen_overlap sm80_backward_rates
+            sm90_backward_lone_mods sm90_backward_d64_mods decode_rates decode_codes
+            decode_registers decode_merge decode_clusters decode_split
+            decode_timeline decode_reading decode_log decode_second_series
+            decode_third_series decode_new_rows decode_open
+            decode_varlen_steps decode_varlen_overlap sm80_backward_rates
             sm80_backward_tiles sm80_operands sm80_backward_gqa_split sm80_backward_log
             sm80_forward_rates sm80_forward_registers sm80_forward_tiles sm80_forward_log
             counters_rejected rotary_rates linear_attention linear_attention_segments

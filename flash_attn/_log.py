@@ -18,11 +18,11 @@ def start() -> bool:
     loggers say what they do did not ask for this one."""
     if _switches.flag("FLASH_ATTN_LOG"):
         logger.setLevel(logging.INFO)
-        _print_where_nobody_else_does()
+        _print_without_other_handlers()
     return logging.NOTSET < logger.level <= logging.INFO
 
 
-def _print_where_nobody_else_does() -> None:
+def _print_without_other_handlers() -> None:
     """To stderr, in programs without handlers, as logging itself does with warnings."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("flash_attn: %(message)s"))

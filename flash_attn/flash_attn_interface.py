@@ -1,4 +1,4 @@
-"""The public functions: signatures, defaults, documentation. What they do is in ``calls.py``.
+"""The public functions: signatures, defaults, documentation. What they do: ``dispatch/calls.py``.
 
 Names with a leading underscore are those that existing clients import from here.
 """

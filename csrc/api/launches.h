@@ -44,7 +44,7 @@ class DecodeLaunch {
   Variant const& variant_;
   FirstLaunch const first_;
   plan::DecodePlan plan_;
-  SplitSchedule split_;
+  PieceSchedule split_;
   Scratch pieces_;
   DecodeParams params_;
 };

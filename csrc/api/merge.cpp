@@ -21,12 +21,12 @@ RowView rows_of(Tensor const& lse, char const* name, Tensor const& out) {
   return {static_cast<float*>(lse.data_ptr()), lse.stride(0), lse.stride(1)};
 }
 
-bool is_wide(Tensor const& out) { return out.scalar_type() == ScalarType::Float; }
+bool is_fp32(Tensor const& out) { return out.scalar_type() == ScalarType::Float; }
 
 // Checks an output like out_b, which may also be fp32.
 void check_output(Tensor const& out, char const* name, Tensor const& out_b) {
   require(out_b.dim() == 4 && alike(out, out_b, 4), name, "shape", out, "out_b", out_b);
-  check_operand(out, name, is_wide(out) ? out : out_b);
+  check_operand(out, name, is_fp32(out) ? out : out_b);
   check_on_device_of(out, name, out_b);
 }
 
@@ -46,7 +46,7 @@ void merge_attention(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Opt
   p.head_dim_v = count(out_b.size(3), "head_dim");
   require(p.head_dim_v % 8 == 0, "out_b", "head_dim", p.head_dim_v, 8);
   torch::stable::accelerator::DeviceGuard const guard(out_b.get_device_index());
-  launch_merge(p, dtype_name(out_b, "out_b"), {is_wide(merged), is_wide(out_a)},
+  launch_merge(p, dtype_name(out_b, "out_b"), {is_fp32(merged), is_fp32(out_a)},
                {current_device(), current_stream(out_b), "merge"});
 }
 

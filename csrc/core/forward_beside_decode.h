@@ -29,7 +29,7 @@ FLASH_HD int forward_blocks(MixedWork const& work, int rows, int most) {
     return most;
   }
   // Three eighths of an H200's SMs read at full speed, fewer in proportion less
-  // (docs/lab/sm80_decode_varlen_overlap.md).
+  // (docs/lab/decode_varlen_overlap.md).
   float const reading = 0.375f * float(most);
   float const even = time / other;
   float const blocks =

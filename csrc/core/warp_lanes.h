@@ -4,7 +4,7 @@
 
 namespace flash {
 
-// The lanes of a warp as the threads that search together in core/split_schedule.h.
+// The lanes of a warp as the threads that search together in core/piece_schedule.h.
 struct WarpLanes {
   static constexpr int kCount = 32;
   static constexpr unsigned kAll = 0xffffffffu;

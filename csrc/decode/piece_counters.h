@@ -1,7 +1,7 @@
 // The counters by which the CTAs of a launch find out which of them merges.
 #pragma once
 
-#include "core/split_schedule.h"
+#include "core/piece_schedule.h"
 #include "launch/counters.h"
 #include "launch/launch_kernel.h"
 

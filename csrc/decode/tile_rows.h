@@ -4,7 +4,7 @@
 
 #include "core/mask.h"
 #include "core/paging.h"
-#include "core/split_schedule.h"
+#include "core/piece_schedule.h"
 #include "core/work_tile.h"
 #include "decode/config.h"
 

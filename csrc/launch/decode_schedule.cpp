@@ -42,12 +42,12 @@ bool decode_appends(FwdParams const& p, NewRows const& rows) {
   return p.seqlens.new_k <= kMostNewKeys && rotates && !shared;
 }
 
-SplitSchedule decode_schedule(Variant const& variant, FwdParams const& p,
+PieceSchedule decode_schedule(Variant const& variant, FwdParams const& p,
                               plan::PieceCut const& cut) {
   Seqlens const& lengths = p.seqlens;
   bool const is_varlen = lengths.cu_q, is_mixed = is_varlen && lengths.few_q != kAllQueries;
   int64_t const queries = is_mixed ? lengths.few_q : longest_q(lengths);
-  SplitSchedule s{};
+  PieceSchedule s{};
   s.batch = lengths.batch;
   s.tiles =
       FastDiv(p.heads_kv * (is_varlen ? 1 : row_blocks(queries * p.group(), variant.block_m)));
@@ -64,7 +64,7 @@ SplitSchedule decode_schedule(Variant const& variant, FwdParams const& p,
   return s;
 }
 
-int64_t decode_workspace(Variant const& variant, FwdParams const& p, SplitSchedule const& s) {
+int64_t decode_workspace(Variant const& variant, FwdParams const& p, PieceSchedule const& s) {
   if (s.max_pieces == 1) {
     return 0;
   }
@@ -73,7 +73,7 @@ int64_t decode_workspace(Variant const& variant, FwdParams const& p, SplitSchedu
   return pieces * variant.block_m * (p.head_dim_v + 1) + counters;
 }
 
-DecodeParams decode_params(Variant const& variant, FwdParams const& p, SplitSchedule const& s,
+DecodeParams decode_params(Variant const& variant, FwdParams const& p, PieceSchedule const& s,
                            float* workspace, bool beside, NewRows const& rows) {
   FastDiv const group(p.group()), heads_kv(p.heads_kv);
   DecodeParams params{p, group, heads_kv, s, nullptr, nullptr, nullptr, beside, rows};

@@ -3,7 +3,7 @@
 // device knows.
 #pragma once
 
-#include "core/split_schedule.h"
+#include "core/piece_schedule.h"
 #include "launch/variant.h"
 #include "plan/plan.h"
 
@@ -12,7 +12,7 @@ namespace flash {
 // Whether the decode kernel writes the call's new rows as well; otherwise a launch before it does.
 bool decode_appends(FwdParams const& params, NewRows const& rows);
 
-SplitSchedule decode_schedule(Variant const& variant, FwdParams const& params,
+PieceSchedule decode_schedule(Variant const& variant, FwdParams const& params,
                               plan::PieceCut const& cut);
 
 // Pieces of a call that are counted in a range that outlives it (launch/counters.h), at most: a
@@ -22,11 +22,11 @@ constexpr int64_t kMostLastingCounters = 1 << 13;
 
 // Floats of what the pieces of the schedule leave behind, and of the counters, if they are there.
 int64_t decode_workspace(Variant const& variant, FwdParams const& params,
-                         SplitSchedule const& split);
+                         PieceSchedule const& split);
 
 // The kernel's parameters, with the workspace in place.
 DecodeParams decode_params(Variant const& variant, FwdParams const& params,
-                           SplitSchedule const& split, float* workspace, bool beside = false,
+                           PieceSchedule const& split, float* workspace, bool beside = false,
                            NewRows const& rows = {});
 
 }  // namespace flash

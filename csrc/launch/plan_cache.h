@@ -34,8 +34,8 @@ class PlanCache {
 
   static constexpr int kEntriesLog2 = 6;
 
-  // Of the numbers in which a model's calls differ most. Problems that differ elsewhere share an
-  // entry, and replace each other.
+  // Hashes the numbers in which a model's calls differ most. Problems that differ elsewhere share
+  // an entry, and replace each other.
   static uint64_t slot(plan::Problem const& p) {
     uint64_t hash = 0;
     for (int64_t const number :

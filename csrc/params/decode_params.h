@@ -6,9 +6,9 @@
 namespace flash {
 
 // How the keys of a batch are cut into pieces that CTAs work on at the same time: see
-// core/split_schedule.h. The host fixes it without knowing the lengths. A slice is one piece of
+// core/piece_schedule.h. The host fixes it without knowing the lengths. A slice is one piece of
 // each tile of a sequence, or of each tile of one row block of a varlen sequence.
-struct SplitSchedule {
+struct PieceSchedule {
   int batch;
   FastDiv tiles;   // tiles of a slice: KV heads x row blocks, or KV heads; all are cut alike
   bool equal;      // no tensor says how long sequences are: all are as long as the first
@@ -32,7 +32,7 @@ struct DecodeParams {
   FwdParams fwd;
   FastDiv group;     // query heads of a KV head
   FastDiv heads_kv;  // fwd.heads_kv
-  SplitSchedule split;
+  PieceSchedule split;
   float* partial_out;  // [pieces, block_m, dv], each piece's rows normalised
   float* partial_lse;  // [pieces, block_m]
   uint32_t* counters;  // [pieces], count pieces that are done: zero before and after a launch

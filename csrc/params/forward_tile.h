@@ -4,7 +4,7 @@ namespace flash {
 
 // The kernels of a forward variant: what a row block is, and how many keys it takes in a step.
 enum class ForwardTile {
-  First,    // rows of one query head, the row's block_n keys
+  First,    // queries of one query head, the variant's block_n keys
   Second,   // the same, second_block_n keys
   PackGqa,  // pack-GQA: queries with all heads that share a KV head, block_n keys
   Split,    // pack-GQA whose keys are cut into splits, which are merged by a launch of their own

@@ -20,7 +20,7 @@ struct Filled {
 // One problem, where the host knows all lengths.
 std::vector<Filled> fills_of(Problem const& p);
 
-// The keys of a tile that any of its rows sees.
+// How many of `keys` some row of the sequence sees.
 double visible(Problem const& p, double keys);
 
 // Each candidate, but for one that repeats the last, with the geometric mean of its times over the
@@ -69,7 +69,7 @@ inline float counted_step(Machine const& m, Kernel const& k, double flops) {
 inline double divide_up(double n, double d) { return std::ceil(n / d); }
 
 // Two times that overlap take a little longer than the longer of them.
-// Not by std::hypot, whose newest version is that of glibc 2.35: the wheel runs with 2.34.
+// std::hypot would need glibc 2.35; the wheel runs with 2.34.
 inline double overlapped(double a, double b) {
   double const a2 = a * a, b2 = b * b;
   return std::sqrt(std::sqrt(a2 * a2 + b2 * b2));

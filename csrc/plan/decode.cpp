@@ -27,7 +27,7 @@ constexpr int kMinUnits = 2;  // of a piece
 // With more it would read the keys at least five times, once for 16 rows.
 constexpr int kMostDecodeRows = 64;
 
-// Of RowTimes::kernels, by what the keys are.
+// Indices of RowTimes::kernels, by what the keys are.
 constexpr int kOf16Bits = 0, kOfCodes = 1;
 
 // The tiles of the decode kernel, cut in one way, and what they take.
@@ -50,7 +50,7 @@ struct DecodeCost {
   // Units of keys of an average tile, and of one of the longest sequence.
   double mean = divide_up(keys, k.block_n);
   double longest = std::max(divide_up(visible(p, p.seqlen_k), k.block_n), 1.);
-  double number = k.codes ? 1 : kElement;  // bytes
+  double bytes_each = k.codes ? 1 : kElement;
 
   // CTAs of clusters that all SMs have room for; CTAs, or clusters, that run at a time.
   int of_clusters = m.sm_count * kMostClusterBlocks;
@@ -79,8 +79,8 @@ struct DecodeCost {
                             : std::max(ranges * mean / piece + ranges / 2, ranges));
     double const of_sm = one_each ? std::ceil(ctas / (cluster * at_a_time)) : ctas / m.sm_count;
     double const units = ranges * tiles * mean / ctas;
-    double const read_us =
-        k.block_n * number * (k.head_dim + k.head_dim_v) / (k.codes ? m.code_reads : m.sm_reads);
+    double const read_us = k.block_n * bytes_each * (k.head_dim + k.head_dim_v) /
+                           (k.codes ? m.code_reads : m.sm_reads);
     double const unit_us = one_each ? std::max(read_us, double(step)) : read_us;
     // What a further CTA adds, and one that computes where an SM has one at a time.
     double const further = m.next_block * (1 + kNextCluster * s.cluster_log2) + search;
@@ -93,7 +93,7 @@ struct DecodeCost {
       busy += (cut ? of_sm : std::max(of_sm, whole)) * units * unit_us + (of_sm - 1) * next;
     }
     double const read = p.heads_kv * p.batch * keys * (1 + kReadAgain * (blocks - 1));
-    double const memory_us = number * (p.head_dim + p.head_dim_v) * read / m.reads;
+    double const memory_us = bytes_each * (p.head_dim + p.head_dim_v) * read / m.reads;
     double const us = overlapped(busy, memory_us);
     // What is left of the longest piece when the others end. They end one by one, so half of what
     // it has more than an average one is done beside them.
@@ -123,7 +123,7 @@ struct DecodeCost {
                     alike * std::max(begin + longest_us - us * last, 0.));
   }
 
-  // What core/split_schedule.h will find. A sequence's last piece is half as long as the others, on
+  // What core/piece_schedule.h will find. A sequence's last piece is half as long as the others, on
   // average.
   double longest_piece() const {
     if (one_each) {
@@ -141,7 +141,8 @@ struct DecodeCost {
   double merge_us(double splits) const {
     if (k.merges_after) {
       double const numbers = splits > 1 ? std::min<double>(rows, k.block_m) * k.head_dim_v : 0;
-      // Each CTA writes as many rows as it reads again, or sends as many, at a third of that rate.
+      // A launch that merges reads the rows that every CTA has written; CTAs of a cluster send them
+      // once, at a third of that rate.
       return numbers * sizeof(float) / m.sm_reads * (cut ? 2 : 3) + (cut ? m.launch : 0);
     }
     double const each = std::min<double>(rows, k.block_m), turns = divide_up(each, k.rows_at_once);

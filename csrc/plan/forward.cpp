@@ -7,8 +7,8 @@ namespace {
 constexpr int kWarpgroupRows = 64;
 constexpr int kMostSplits = 32;  // as many as BlockRange::part counts in 32 bits
 
-// In launches: the time until a kernel computes whose code is in no cache.
-constexpr double kLaunch = 1.3;
+// Launches' worth of time until a kernel whose code is in no cache begins to compute.
+constexpr double kColdStart = 1.3;
 // Bytes that results of splits may take.
 constexpr double kMostBytes = 256 << 20;
 
@@ -37,22 +37,22 @@ struct ForwardCost {
 
   bool packs = c.tile == ForwardTile::PackGqa || c.tile == ForwardTile::Split;
   int block_n = k.block_n_of(c.tile);
-  int rows_of_group = std::min(k.block_m, kWarpgroupRows);
-  int warpgroups = k.block_m / rows_of_group;
-  int of_warpgroup = packs ? rows_of_group / p.group() : rows_of_group;  // queries
-  int queries = of_warpgroup * warpgroups;                               // of a row block
-  double sharing = packs ? 1 : p.group();                                // strips of the same keys
-  double heads = sharing * p.heads_kv * c.splits;                        // strips of one sequence
-  double strips = p.batch * heads;                                       // of all sequences
-  double ordered = p.varlen_q ? heads : strips;   // that an order of tiles distinguishes
-  double most = num_blocks(p.seqlen_q, queries);  // row blocks of the longest sequence
+  int warpgroup_rows = std::min(k.block_m, kWarpgroupRows);
+  int warpgroups = k.block_m / warpgroup_rows;
+  int of_warpgroup = packs ? warpgroup_rows / p.group() : warpgroup_rows;  // queries
+  int queries = of_warpgroup * warpgroups;                                 // of a row block
+  double sharing = packs ? 1 : p.group();          // strips of the same keys
+  double heads = sharing * p.heads_kv * c.splits;  // strips of one sequence
+  double strips = p.batch * heads;                 // of all sequences
+  double ordered = p.varlen_q ? heads : strips;    // that an order of tiles distinguishes
+  double most = num_blocks(p.seqlen_q, queries);   // row blocks of the longest sequence
   bool rows_known = most <= 1 || p.total_q == int64_t(p.batch) * p.seqlen_q;
   double of_strip = std::max(rows_known ? most : p.mean_q() / queries + 0.5, 1.);
   double tiles = strips * of_strip;
   double steps = steps_of(p.mean_q(), p.mean_k()).mean / c.splits;  // of a row block
 
   double us() const {
-    return kLaunch * m.launch + overlapped(compute_us(), memory_us()) + merge_us();
+    return kColdStart * m.launch + overlapped(compute_us(), memory_us()) + merge_us();
   }
 
   // The orders of tiles that are worth a prediction: strips side by side. Equal tiles: few heads

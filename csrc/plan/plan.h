@@ -66,7 +66,7 @@ ForwardPlan plan_forward(Problem const& p, Machine const& m, Kernel const& k);
 // The number of slices where no number is wanted: max_pieces alone limits them.
 constexpr int kAnySlices = std::numeric_limits<int>::max();
 
-// How the tiles of the decode kernel are cut along the keys, for SplitSchedule
+// How the tiles of the decode kernel are cut along the keys, for PieceSchedule
 // (params/decode_params.h).
 struct PieceCut {
   int slices = 0;        // that are wanted, of all sequences

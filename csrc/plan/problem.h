@@ -33,7 +33,7 @@ struct Problem {
   bool odd_rows;      // a cache's rows are not whole chunks of 16 bytes
   bool codes;         // a cache holds codes of 8 bits
   bool only_decoded;  // a latent cache, or codes, that no forward kernel reads
-  bool heads_apart;   // q's heads do not share memory, so that a box can hold several
+  bool heads_apart;   // q's head stride is not 0, so that a box can hold several heads
   bool whole_rows;    // batch entries, or pages, are multiples of 8 rows apart
   int num_splits;     // 0: as many as are best; 1: none; n: n pieces, or at most n KV splits
   // The decode kernel computes the batch's short sequences at the same time.

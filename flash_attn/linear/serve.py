@@ -66,8 +66,8 @@ def serve_fla() -> None:
     importing them raises ImportError. A second call does nothing.
 
     Raises:
-        RuntimeError: a package of one of these names is already imported: who imported it holds
-            its functions.
+        RuntimeError: a package of one of these names is already imported: modules that imported it
+            keep its own functions.
     """
     if _served:
         return

@@ -114,7 +114,8 @@ def _amax(x: Tensor, dims: tuple[int, ...]) -> Tensor:
 
 def _descale(amax: Tensor) -> Tensor:
     """The descale that makes amax the largest code; never 0, because numbers are divided by it."""
-    # By a tensor: torch multiplies by the reciprocal of a number on a GPU, whose bits differ.
+    # Divided by a tensor: for a Python number torch on a GPU multiplies by the reciprocal, with
+    # other bits.
     largest = amax.new_full((), LARGEST)
     return torch.where(amax == 0, 1.0, (amax / largest).clamp(min=_TINY))
 

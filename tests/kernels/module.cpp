@@ -330,7 +330,7 @@ flash::DeviceInfo decoding_device(py::dict const& call) {
 
 // A tile is shared by call["cluster"] thread blocks, or cut as is planned for the GPU, were there
 // no other kernel.
-flash::SplitSchedule schedule_of(flash::Variant const& variant, flash::FwdParams const& p,
+flash::PieceSchedule schedule_of(flash::Variant const& variant, flash::FwdParams const& p,
                                  py::dict const& call) {
   if (int const cluster = number<int>(call, "cluster", 1); cluster > 1) {
     return flash::decode_schedule(variant, p,

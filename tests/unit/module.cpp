@@ -15,7 +15,7 @@ PYBIND11_MODULE(flash_core, m) {
   bind_scheduler(m);
   bind_score_mod(m);
   bind_side_by_side(m);
-  bind_split_schedule(m);
+  bind_piece_schedule(m);
   bind_softmax(m);
   bind_tile_grid(m);
   bind_tile_queue(m);

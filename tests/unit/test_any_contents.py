@@ -103,7 +103,7 @@ def test_pieces_of_any_lengths(core):
     rng = random.Random(3)
     for _ in range(VECTORS // 4):
         lengths = [rng.choice([0, 1, rng.randint(0, 50), 2**30]) for _ in range(rng.randint(1, 40))]
-        schedule = core.SplitSchedule(
+        schedule = core.PieceSchedule(
             batch=len(lengths), tiles=1, min_units=rng.randint(1, 2),
             max_pieces=rng.choice([2, 9, 2**30]), slices=rng.choice([1, 8, 60]),
         )  # fmt: skip

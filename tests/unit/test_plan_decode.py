@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tests.unit.test_split_schedule import check_cover
+from tests.unit.test_piece_schedule import check_cover
 
 MOST_ROWS = 64
 # (machine, thread blocks that a multiprocessor holds at head dims up to 128)
@@ -110,7 +110,7 @@ def test_each_key_is_in_one_piece(core, machine, blocks):
         plan = core.plan_decode(p, machine, blocks)
         most = -(-p["seqlen_k"] // unit(128))
         lengths = [r.choice([0, 1, most // 9, most, r.randint(0, most)]) for _ in range(p["batch"])]
-        schedule = core.SplitSchedule(
+        schedule = core.PieceSchedule(
             batch=p["batch"], tiles=heads_kv, min_units=plan["min_units"], slices=plan["slices"],
             max_pieces=plan["max_pieces"], extra=plan["extra"],
         )  # fmt: skip

@@ -20,7 +20,7 @@ struct RowNumbers {
 };
 
 // The same, read at once where there are registers for it: shared memory that feeds products
-// answers late.
+// is slow to return.
 template <int kColumns>
 struct RowNumbersAhead {
   float2 number[kColumns / 2];

@@ -86,8 +86,8 @@ struct Fp8Consumer : Consumer<Config> {
     }
   }
 
-  // Of a row in a block: what its scaled probabilities are multiplied by, and what the row's sum
-  // and O so far are, if its maximum moved.
+  // The factors of a row in a KV block: of its scaled probabilities, and, if its maximum moved, of
+  // its sum and O so far.
   struct RowScales {
     float weight[kRows], factor[kRows];
   };

@@ -16,7 +16,7 @@ struct Loader {
 
   ForwardArgs const& args;
   SharedStorage<Config>& smem;
-  bool elected;         // the lane that talks to TMA
+  bool elected;         // the lane that issues TMA loads
   uint32_t blocks = 0;  // KV blocks so far
 
   __device__ void run() {

@@ -75,7 +75,7 @@ struct ScoreWarpgroup {
       cutlass::arch::fence_view_async_shared();
       before = at.stage;
       at.advance();
-      // Asks without waiting, for the whole warp: lanes may hear different answers.
+      // One test for the whole warp, without a wait: tests of its lanes may differ.
       held = key + Config::kBlockN < work.end &&
              __any_sync(kAll, smem.key_ring.full(at.stage).test_wait(at.phase));
       if (!held) {

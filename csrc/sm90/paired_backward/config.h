@@ -75,7 +75,8 @@ struct PairedBackwardConfig {
   static constexpr int kTileK = kKeys * kColumns;
   static constexpr int kTileHalfK = kKeys * kQueryColumns;
   static constexpr int kTileV = kKeys * kColumnsV;
-  // Of S or dP, from the CTA with the same keys and the other columns, and of both.
+  // Bytes of a part of S or dP, which the CTA with the same keys and the other columns sends, and
+  // of both parts.
   static constexpr int kPartBytes = kKeys * kBlockM * int(sizeof(float));
   static constexpr int kPartsBytes = kSplitsColumns ? 2 * kPartBytes : 0;
   // Buffers for dS, and for the other CTA's dS: two where shared memory has room for them. If there

@@ -10,7 +10,7 @@ template <class Config>
 struct CtaPart {
   uint32_t rank;  // in the cluster; the CTAs of a pair follow each other
 
-  // Of the tile's keys: the first or the second half.
+  // Which half of the tile's keys it has: 0 or 1.
   __device__ uint32_t key_half() const {
     return Config::kSplitsColumns ? rank % Config::kPair : rank;
   }

@@ -65,7 +65,7 @@ struct PairedScoreWarpgroup {
       smem.shifts.tell(p_at.stage, thread, moved, shift);
       cutlass::arch::fence_view_async_shared();
       key_block = block.range.after(key_block);
-      // Asks without waiting, for the whole warp: lanes may hear different answers.
+      // One test for the whole warp, without a wait: tests of its lanes may differ.
       TilePosition const next(LoadOrder::key(step + 1));
       held = step + 1 < steps &&
              __any_sync(WarpLanes::kAll, smem.tile_ring.full(next.stage).test_wait(next.phase));

@@ -1,6 +1,6 @@
 #include "bindings.h"
 #include "core/merge_rounds.h"
-#include "core/split_schedule.h"
+#include "core/piece_schedule.h"
 
 namespace {
 
@@ -16,12 +16,12 @@ struct OneLane {
 
 }  // namespace
 
-void bind_split_schedule(py::module_& m) {
-  using flash::SplitSchedule;
-  py::class_<SplitSchedule>(m, "SplitSchedule")
+void bind_piece_schedule(py::module_& m) {
+  using flash::PieceSchedule;
+  py::class_<PieceSchedule>(m, "PieceSchedule")
       .def(py::init([](int batch, int tiles, bool equal, int min_units, int max_pieces, int slices,
                        std::optional<int> extra, std::optional<int> all_row_blocks) {
-             SplitSchedule s{};
+             PieceSchedule s{};
              s.batch = batch;
              s.tiles = flash::FastDiv(tiles);
              s.equal = equal;
@@ -42,7 +42,7 @@ void bind_split_schedule(py::module_& m) {
       // row_blocks: of each sequence, if not one, and of those that the batch has not.
       .def(
           "piece",
-          [](SplitSchedule const& s, std::vector<int> const& units, int index,
+          [](PieceSchedule const& s, std::vector<int> const& units, int index,
              std::optional<std::vector<int>> const& row_blocks)
               -> std::optional<std::tuple<int, int, int, int, int, int, int, int>> {
             auto const size = [&](int b) {

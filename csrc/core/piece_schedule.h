@@ -41,17 +41,17 @@ struct Piece {
 // slices, so batch + s.extra slices are enough if length >= total / s.extra, whatever the lengths
 // are. The same holds with row blocks, each of which is cut like a sequence. Few slices are left
 // over if lengths are alike; every surplus CTA searches as well, 4 µs on an H200.
-FLASH_HD int64_t num_slices(SplitSchedule const& s) {
+FLASH_HD int64_t num_slices(PieceSchedule const& s) {
   int64_t const by_length = int64_t(s.all_row_blocks) + s.extra;
   int64_t const by_limit = int64_t(s.all_row_blocks) * s.max_pieces;
   return by_length < by_limit ? by_length : by_limit;
 }
 
-FLASH_HD int64_t num_pieces(SplitSchedule const& s) {
+FLASH_HD int64_t num_pieces(PieceSchedule const& s) {
   return num_slices(s) * int64_t(s.tiles.divisor);
 }
 
-FLASH_HD int64_t num_thread_blocks(SplitSchedule const& s) {
+FLASH_HD int64_t num_thread_blocks(PieceSchedule const& s) {
   return num_pieces(s) << s.cluster_log2;
 }
 
@@ -62,7 +62,7 @@ FLASH_HD int divide_up(int64_t n, int64_t d) {
 }
 
 // A sequence without keys has a piece too: a CTA has to write its zeros.
-FLASH_HD int num_splits(SplitSchedule const& s, int length, int units) {
+FLASH_HD int num_splits(PieceSchedule const& s, int length, int units) {
   uint32_t const splits = (uint32_t(units) + uint32_t(length) - 1) / uint32_t(length);
   return splits < 1 ? 1 : splits < uint32_t(s.max_pieces) ? int(splits) : s.max_pieces;
 }
@@ -75,7 +75,7 @@ struct SequenceSize {
 };
 
 // Slices of a sequence, or the most that 32 lanes can add up.
-FLASH_HD int slices_of(SplitSchedule const& s, int length, SequenceSize size) {
+FLASH_HD int slices_of(PieceSchedule const& s, int length, SequenceSize size) {
   constexpr int64_t kMost = 1 << 24;
   int64_t const slices = int64_t(size.row_blocks) * num_splits(s, length, size.units);
   return int(slices < kMost ? slices : kMost);
@@ -85,12 +85,12 @@ FLASH_HD int slices_of(SplitSchedule const& s, int length, SequenceSize size) {
 // sequence -> its size.
 template <class Lanes, class Sizes>
 struct BatchSizes {
-  SplitSchedule const& s;
+  PieceSchedule const& s;
   Lanes lanes;
   Sizes sizes;
   SequenceSize first;  // of this lane's first sequence, kept
 
-  FLASH_HD BatchSizes(SplitSchedule const& s_, Lanes lanes_, Sizes sizes_)
+  FLASH_HD BatchSizes(PieceSchedule const& s_, Lanes lanes_, Sizes sizes_)
       : s(s_), lanes(lanes_), sizes(sizes_) {
     int const b = s.equal ? 0 : lanes.index();
     first = b < s.batch ? sizes(b) : SequenceSize{0, 0};
@@ -120,7 +120,7 @@ struct BatchSizes {
 // times in proportion, then to what is sure to fit (num_slices).
 template <class Lanes, class Sizes>
 FLASH_HD int fitting_length(BatchSizes<Lanes, Sizes> const& batch) {
-  SplitSchedule const& s = batch.s;
+  PieceSchedule const& s = batch.s;
   int64_t const total = batch.sum([](SequenceSize size) { return size.all_units(); });
   int const even = divide_up(total, s.slices);
   int length = even > s.min_units ? even : s.min_units;
@@ -167,7 +167,7 @@ FLASH_HD int fitting_length(BatchSizes<Lanes, Sizes> const& batch) {
 // The piece of CTA `index`. Lanes: the threads that search together, `kCount` sequences at a time;
 // all of them get the answer.
 template <class Lanes, class Sizes>
-FLASH_HD Piece find_piece(SplitSchedule const& s, int index, Lanes lanes, Sizes sizes) {
+FLASH_HD Piece find_piece(PieceSchedule const& s, int index, Lanes lanes, Sizes sizes) {
   int const slice = s.tiles.quotient(index);
   int const tile = s.tiles.remainder(index, slice), tiles = int(s.tiles.divisor);
   if (s.max_pieces == 1 && !s.varlen) {

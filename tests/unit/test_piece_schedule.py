@@ -58,7 +58,7 @@ def check_cover(schedule, lengths, tiles, max_pieces, row_blocks=None):
     units, st.integers(1, 5), st.integers(1, 4), st.integers(1, 12), st.integers(1, 60)
 )  # fmt: skip
 def test_each_unit_is_in_one_piece(core, lengths, tiles, min_units, max_pieces, slices):
-    schedule = core.SplitSchedule(
+    schedule = core.PieceSchedule(
         batch=len(lengths), tiles=tiles, min_units=min_units, max_pieces=max_pieces, slices=slices
     )
     check_cover(schedule, lengths, tiles, max_pieces)
@@ -69,7 +69,7 @@ def test_each_unit_is_in_one_piece(core, lengths, tiles, min_units, max_pieces, 
 def test_rows_of_no_sequence_keep_their_slices(core, sizes, of_none, slices, extra):
     lengths, row_blocks = ([size[i] for size in sizes] for i in range(2))
     row_blocks += of_none
-    schedule = core.SplitSchedule(
+    schedule = core.PieceSchedule(
         batch=len(sizes), tiles=1, min_units=2, slices=slices, extra=extra,
         all_row_blocks=sum(row_blocks),
     )  # fmt: skip
@@ -80,7 +80,7 @@ def test_rows_of_no_sequence_keep_their_slices(core, sizes, of_none, slices, ext
 @given(units, st.integers(1, 60), st.integers(0, 60))
 def test_pieces_fit_into_few_slices_more(core, lengths, slices, extra):
     """However they are to be cut."""
-    schedule = core.SplitSchedule(
+    schedule = core.PieceSchedule(
         batch=len(lengths), tiles=1, min_units=2, slices=slices, extra=extra
     )
     assert schedule.num_slices() == len(lengths) + extra
@@ -97,7 +97,7 @@ def test_pieces_fit_into_few_slices_more(core, lengths, slices, extra):
 )
 def test_equal_lengths_need_no_search(core, batch, length, tiles, max_pieces, slices):
     searched, computed = (
-        core.SplitSchedule(
+        core.PieceSchedule(
             batch=batch, tiles=tiles, equal=equal, max_pieces=max_pieces, slices=slices
         )
         for equal in (False, True)
@@ -119,7 +119,7 @@ def test_each_row_block_is_cut_like_a_sequence(
     """Those of the rows that belong to no sequence come last, and have no keys."""
     lengths, row_blocks = ([size[i] for size in sizes] for i in range(2))
     row_blocks += of_none
-    schedule = core.SplitSchedule(
+    schedule = core.PieceSchedule(
         batch=len(sizes), tiles=tiles, min_units=2, max_pieces=max_pieces, slices=slices,
         all_row_blocks=sum(row_blocks) + surplus,
     )  # fmt: skip
@@ -129,7 +129,7 @@ def test_each_row_block_is_cut_like_a_sequence(
 
 
 def test_row_blocks_that_read_the_same_keys_lie_side_by_side(core):
-    schedule = core.SplitSchedule(batch=2, tiles=2, slices=8, all_row_blocks=6)
+    schedule = core.PieceSchedule(batch=2, tiles=2, slices=8, all_row_blocks=6)
     found = pieces(schedule, [6, 6], [3, 1, 0, 1])
     assert [piece[:3] for _, piece in sorted(found.items())] == [
         *((0, tile, split) for split in range(2) for tile in range(6)),
@@ -147,7 +147,7 @@ def test_a_tile_has_all_its_pieces_or_none(
     """Where sequences have more row blocks than there are rows for, which is wrong."""
     lengths, row_blocks = ([size[i] for size in sizes] for i in range(2))
     row_blocks += of_none
-    schedule = core.SplitSchedule(
+    schedule = core.PieceSchedule(
         batch=len(sizes), tiles=1, slices=slices, max_pieces=max_pieces,
         all_row_blocks=all_row_blocks,
     )  # fmt: skip
@@ -160,7 +160,7 @@ def test_a_tile_has_all_its_pieces_or_none(
 
 def test_more_row_blocks_than_can_be_added_up(core):
     """Of a wrong length: no CTA has them, and those of the others have their places."""
-    schedule = core.SplitSchedule(batch=3, tiles=1, slices=3, max_pieces=7, all_row_blocks=2**28)
+    schedule = core.PieceSchedule(batch=3, tiles=1, slices=3, max_pieces=7, all_row_blocks=2**28)
     sizes = [9, 9, 9], [1, 2**27, 1, 0, 0]
     splits = schedule.piece(sizes[0], 0, sizes[1])[3]
     assert schedule.piece(sizes[0], splits, sizes[1]) is None
@@ -170,7 +170,7 @@ def test_more_row_blocks_than_can_be_added_up(core):
 def test_more_slices_than_an_int_counts(core):
     """Of wrong lengths: 2^32 of them are too few by two pieces of each row block of the first."""
     many = 2**20
-    schedule = core.SplitSchedule(
+    schedule = core.PieceSchedule(
         batch=4095, tiles=1, slices=4 * many, extra=many, all_row_blocks=many
     )
     sizes = [100] + [0] * 4094, [many] * 4095 + [0, 0]
@@ -187,7 +187,7 @@ def shortest_piece(lengths, slices, min_units=2) -> int:
 @settings(deadline=None)
 @given(units, st.integers(1, 60))
 def test_pieces_that_fit_are_not_lengthened(core, lengths, slices):
-    schedule = core.SplitSchedule(batch=len(lengths), tiles=1, min_units=2, slices=slices)
+    schedule = core.PieceSchedule(batch=len(lengths), tiles=1, min_units=2, slices=slices)
     piece = shortest_piece(lengths, slices)
     shortest = [max(1, -(-n // piece)) for n in lengths]
     splits = splits_of(schedule, lengths)
@@ -200,7 +200,7 @@ def test_pieces_that_fit_are_not_lengthened(core, lengths, slices):
 @settings(deadline=None)
 @given(st.integers(1, 40), st.integers(0, 400), st.integers(1, 12), st.booleans())
 def test_a_batch_of_one_length_fits(core, batch, length, each, equal):
-    schedule = core.SplitSchedule(
+    schedule = core.PieceSchedule(
         batch=batch, tiles=1, equal=equal, min_units=1, slices=each * batch
     )
     splits = splits_of(schedule, [length] * batch)
@@ -213,7 +213,7 @@ def test_a_batch_of_one_length_fits(core, batch, length, each, equal):
 def test_pieces_are_lengthened_within_bounds(core, lengths, slices):
     """By a quarter, or each time in proportion to how many are too many, which are no more than
     sequences."""
-    schedule = core.SplitSchedule(batch=len(lengths), tiles=1, min_units=2, slices=slices)
+    schedule = core.PieceSchedule(batch=len(lengths), tiles=1, min_units=2, slices=slices)
     longest = max(end - begin for *_, begin, end in pieces(schedule, lengths).values())
     surplus = len(lengths) / max(slices, len(lengths))
     growth = max(1.25, 1 + surplus + surplus**2 + surplus**3)
@@ -229,7 +229,7 @@ def test_pieces_are_lengthened_within_bounds(core, lengths, slices):
     ],
 )
 def test_lengthening(core, lengths, slices, splits):
-    schedule = core.SplitSchedule(batch=len(lengths), tiles=1, min_units=2, slices=slices)
+    schedule = core.PieceSchedule(batch=len(lengths), tiles=1, min_units=2, slices=slices)
     assert splits_of(schedule, lengths) == splits
 
 
@@ -242,18 +242,18 @@ def test_lengthening(core, lengths, slices, splits):
     ],
 )
 def test_lengths_that_differ_use_what_slices_there_are(core, lengths, splits):
-    schedule = core.SplitSchedule(batch=4, tiles=1, min_units=2, slices=4, extra=2)
+    schedule = core.PieceSchedule(batch=4, tiles=1, min_units=2, slices=4, extra=2)
     assert splits_of(schedule, lengths) == splits
 
 
 @pytest.mark.parametrize("slices", [1, 8, 49])
 def test_the_workspace_does_not_grow_with_the_capacity(core, slices):
-    schedule = core.SplitSchedule(batch=7, tiles=8, slices=slices)
+    schedule = core.PieceSchedule(batch=7, tiles=8, slices=slices)
     assert schedule.num_slices() == 7 + slices
 
 
 def test_without_splits_nothing_is_read(core):
-    schedule = core.SplitSchedule(batch=3, tiles=2, max_pieces=1, slices=100)
+    schedule = core.PieceSchedule(batch=3, tiles=2, max_pieces=1, slices=100)
     assert schedule.num_pieces() == 6
     assert [schedule.piece([5, 0, 9], n)[:4] for n in range(6)] == [
         (b, tile, 0, 1) for b in range(3) for tile in range(2)
@@ -261,7 +261,7 @@ def test_without_splits_nothing_is_read(core):
 
 
 def test_a_limit_is_used_in_full(core):
-    schedule = core.SplitSchedule(batch=3, tiles=1, max_pieces=4, slices=2**31 - 1)
+    schedule = core.PieceSchedule(batch=3, tiles=1, max_pieces=4, slices=2**31 - 1)
     assert splits_of(schedule, [3, 0, 50]) == [3, 1, 4]
 
 
@@ -269,7 +269,7 @@ def test_huge_batches_and_lengths(core):
     """Products beyond 32 bits, and beyond 53."""
     longest, batch, tiles = 2**30, 3000, 70_000
     lengths = [longest] * batch
-    schedule = core.SplitSchedule(batch=batch, tiles=tiles, slices=9000)
+    schedule = core.PieceSchedule(batch=batch, tiles=tiles, slices=9000)
     for slice_ in (0, 17, 8999):
         sequence, tile, split, splits, first, step, begin, end = schedule.piece(
             lengths, slice_ * tiles + tiles - 1
@@ -280,5 +280,5 @@ def test_huge_batches_and_lengths(core):
             longest * split // 3 + (split > 0), longest * (split + 1) // 3 + (split < 2)
         )  # fmt: skip
     assert schedule.piece(lengths, 9000 * tiles) is None
-    one = core.SplitSchedule(batch=batch, tiles=1, slices=1)
+    one = core.PieceSchedule(batch=batch, tiles=1, slices=1)
     assert splits_of(one, lengths) == [1] * batch
