@@ -19,6 +19,8 @@ TESTS = (
     "tests/distributed/test_torch_attention.py",
     "tests/fa3/test_torch.py",
     "tests/fa3/test_operators.py",
+    "tests/fa3/test_signatures.py",
+    "tests/fa3/test_clients.py",
     "tests/test_versions.py",
 )
 

@@ -35,7 +35,8 @@ __all__ = [
     "flash_attn_with_kvcache",
 ]
 
-torch_attention.register()
+if torch_attention.has_registry():
+    torch_attention.register()
 
 
 def __getattr__(name: str) -> Any:

@@ -59,6 +59,7 @@ class Options(NamedTuple):
     return_lse: bool = False
     return_softmax_lse: bool = False  # another name
     return_max_logits: MaxLogits = False
+    sm_margin: int = 0  # SMs that the call leaves to what runs beside it
 
 
 class Scoring(NamedTuple):
@@ -157,6 +158,7 @@ class Forward(NamedTuple):
     num_splits: int = 0
     descales: Descales = Descales()
     qv: Tensor | None = None  # (total_q, h, dv), of latent attention against pages
+    sm_margin: int = 0
 
     @classmethod
     def of(cls, arguments: dict[str, Any]) -> Forward:
@@ -177,6 +179,7 @@ class CodedForward(NamedTuple):
     descales: AllDescales = AllDescales()
     fp16_out: bool = False  # out is float16, else bfloat16
     fp8_products: bool = False  # kernels may multiply codes as they are
+    sm_margin: int = 0
 
     @property
     def dtype(self) -> torch.dtype:
@@ -193,7 +196,7 @@ class CodedForward(NamedTuple):
 
     def in_order(self) -> tuple:
         """The operation's arguments."""
-        q, k, v, scoring, lengths, keys, batch_invariant, num_splits, descales, fp16_out, _ = self
+        q, k, v, scoring, lengths, keys, batch_invariant, num_splits, descales, *_ = self
         _, scale, causal, left, right, softcap, slopes, s_aux = scoring
         cu_seqlens_q, cu_seqlens_k, longest_q, longest_k = (
             (None, None, q.shape[1], k.shape[1]) if lengths is None else lengths
@@ -201,7 +204,7 @@ class CodedForward(NamedTuple):
         return (
             q, k, v, cu_seqlens_q, cu_seqlens_k, keys.seqused_k, keys.block_table, longest_q,
             longest_k, scale, causal, left, right, softcap, slopes, s_aux, batch_invariant,
-            num_splits, *descales, fp16_out,
+            num_splits, *descales, self.fp16_out, self.sm_margin,
         )  # fmt: skip
 
 
@@ -230,6 +233,7 @@ class Backward(NamedTuple):
     keys: Keys = Keys()  # there is no backward of pages and left padding
     deterministic: bool = False
     rng_state: Tensor | None = None
+    sm_margin: int = 0
 
     @classmethod
     def of(cls, arguments: dict[str, Any]) -> Backward:
@@ -247,6 +251,7 @@ class CacheStep(NamedTuple):
     num_splits: int
     descales: Descales = Descales()
     qv: Tensor | None = None  # (b, sq, h, dv), of latent attention
+    sm_margin: int = 0
 
     @classmethod
     def of(cls, arguments: dict[str, Any]) -> CacheStep:

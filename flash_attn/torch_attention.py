@@ -162,8 +162,23 @@ class Override:
 
 
 def register() -> None:
-    """Makes the name known to ``torch.nn.attention``, and nothing else."""
+    """Makes the name known to ``torch.nn.attention``, and nothing else.
+
+    Raises:
+        RuntimeError: this torch has no registry of implementations.
+    """
+    if not has_registry():
+        raise RuntimeError(
+            f"flash_attn: torch {torch.__version__} has no "
+            "torch.nn.attention.register_flash_attention_impl; torch >= 2.10 is needed to run its "
+            "own attention on these kernels"
+        )
     attention.register_flash_attention_impl(NAME, register_fn=Override)
+
+
+def has_registry() -> bool:
+    """Whether torch knows implementations of attention by name; older than 2.10 it does not."""
+    return hasattr(attention, "register_flash_attention_impl")
 
 
 def _options(

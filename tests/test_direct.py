@@ -173,7 +173,7 @@ def test_all_arguments_by_position(asked):
     q = torch.randn(1, 4, 2, 8)
     sinks = torch.zeros(2)
     flash_attn_func(q, q, q, 0.0, 0.5, True, (3, 4), 5.0, s_aux=sinks, deterministic=True)
-    rest = (None, False, sinks, None, False, True, False, False)
+    rest = (None, False, sinks, None, False, True, False, False, 0)
     assert asked == [(q, q, q, 0.0, 0.5, True, 3, 4, 5.0, *rest)]
 
 

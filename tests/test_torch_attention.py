@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from functools import partial
 
 import pytest
@@ -18,6 +19,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from flash_attn import flash_attn_func, flash_attn_varlen_func, torch_attention
 from flash_attn.dispatch import private
+from tests.commands import run
 
 ATEN = torch.ops.aten
 BF16 = torch.bfloat16
@@ -96,6 +98,23 @@ def test_torch_activates_and_restores():
     finally:
         attention.restore_flash_attention_impl()
     assert kernel() == before
+
+
+def test_a_torch_without_the_registry(monkeypatch):
+    """Asking says which one is needed."""
+    monkeypatch.delattr(attention, "register_flash_attention_impl")
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cu130")
+    assert not torch_attention.has_registry()
+    with pytest.raises(RuntimeError, match=r"torch 2\.9\.1\+cu130 has no .* torch >= 2\.10 is"):
+        torch_attention.register()
+
+
+def test_the_import_needs_no_registry():
+    program = (
+        "import torch.nn.attention as attention; del attention.register_flash_attention_impl;"
+        "import flash_attn; print(flash_attn.flash_attn_func.__name__)"
+    )
+    assert run(sys.executable, "-c", program).stdout.strip() == "flash_attn_func"
 
 
 @pytest.mark.parametrize("name", torch_attention._OPERATORS)

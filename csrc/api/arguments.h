@@ -2,6 +2,7 @@
 #pragma once
 
 #include "api/tensors.h"
+#include "launch/sm_margin.h"
 #include "params/fwd_params.h"
 
 namespace flash::api {
@@ -31,6 +32,12 @@ Seqlens varlen_lengths(Tensor const& q, Tensor const& k, Tensor const& v,
                        Tensor const& cu_seqlens_q, Tensor const& cu_seqlens_k, int64_t max_seqlen_q,
                        int64_t max_seqlen_k, OptionalTensor const& seqused_k,
                        bool in_pages = false);
+
+// The SMs that a call leaves to others, as long as the result lives.
+inline SmMargin margin_of(int64_t sm_margin) {
+  require(sm_margin >= 0, "sm_margin", "least", sm_margin, 0);
+  return SmMargin(sm_margin);
+}
 
 // Sets K and V in pages [count, page_size, hk, d] and the block table [b, n] that lists them; also
 // sets p.seqlens.seqlen_k to the most keys that a sequence can have.

@@ -132,7 +132,8 @@ Tensor backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor so
                 double softmax_scale, bool causal, int64_t window_left, int64_t window_right,
                 double softcap, OptionalTensor alibi_slopes, bool deterministic,
                 OptionalTensor rng_state, OptionalTensor dlse, OptionalTensor s_aux,
-                OptionalTensor ds_aux) {
+                OptionalTensor ds_aux, int64_t sm_margin) {
+  SmMargin const margin = margin_of(sm_margin);
   BwdParams p{};
   p.seqlens = dense_lengths(q, k, v);
   return launch(
@@ -148,7 +149,9 @@ Tensor varlen_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Te
                        int64_t window_right, double softcap, OptionalTensor alibi_slopes,
                        bool deterministic, OptionalTensor rng_state,
                        bool /*zero_tensors: always zero*/, OptionalTensor dlse,
-                       OptionalTensor s_aux, OptionalTensor ds_aux, OptionalTensor seqused_k) {
+                       OptionalTensor s_aux, OptionalTensor ds_aux, int64_t sm_margin,
+                       OptionalTensor seqused_k) {
+  SmMargin const margin = margin_of(sm_margin);
   BwdParams p{};
   p.seqlens =
       varlen_lengths(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k);

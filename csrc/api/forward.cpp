@@ -142,7 +142,8 @@ Outputs forward(Tensor q, Tensor k, Tensor v, double dropout_p, double softmax_s
                 OptionalTensor alibi_slopes, bool return_softmax, OptionalTensor s_aux,
                 OptionalTensor rng_state, bool batch_invariant,
                 bool /*deterministic: of the backward it leads to*/, bool return_max_logits,
-                bool max_logits_of_heads) {
+                bool max_logits_of_heads, int64_t sm_margin) {
+  SmMargin const margin = margin_of(sm_margin);
   FwdParams p{};
   p.batch_invariant = batch_invariant;
   p.seqlens = dense_lengths(q, k, v);
@@ -176,10 +177,11 @@ Outputs varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor
                        OptionalTensor seqused_k, bool /*zero_tensors: always zero*/,
                        OptionalTensor s_aux, OptionalTensor rng_state, bool batch_invariant,
                        bool /*deterministic: of the backward it leads to*/, bool return_max_logits,
-                       bool max_logits_of_heads, int64_t num_splits, OptionalTensor k_descale,
-                       OptionalTensor v_descale, double k_descale_all, double v_descale_all,
-                       OptionalTensor qv) {
+                       bool max_logits_of_heads, int64_t sm_margin, int64_t num_splits,
+                       OptionalTensor k_descale, OptionalTensor v_descale, double k_descale_all,
+                       double v_descale_all, OptionalTensor qv) {
   require(num_splits >= 0, "num_splits", "least", num_splits, 0);
+  SmMargin const margin = margin_of(sm_margin);
   FwdParams p{};
   p.batch_invariant = batch_invariant;
   p.seqlens = varlen_lengths(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,

@@ -24,20 +24,19 @@ void set_operands(FwdParams& p, KeyTensors const& keys, Tensor const& q) {
   p.codes.of_q = true;
 }
 
-std::tuple<Tensor, Tensor> fp8_forward(Tensor q, Tensor k, Tensor v, OptionalTensor cu_seqlens_q,
-                                       OptionalTensor cu_seqlens_k, OptionalTensor seqused_k,
-                                       OptionalTensor block_table, int64_t max_seqlen_q,
-                                       int64_t max_seqlen_k, double softmax_scale, bool causal,
-                                       int64_t window_left, int64_t window_right, double softcap,
-                                       OptionalTensor alibi_slopes, OptionalTensor s_aux,
-                                       bool batch_invariant, int64_t num_splits,
-                                       OptionalTensor q_descale, OptionalTensor k_descale,
-                                       OptionalTensor v_descale, double q_descale_all,
-                                       double k_descale_all, double v_descale_all, bool fp16_out) {
+std::tuple<Tensor, Tensor> fp8_forward(
+    Tensor q, Tensor k, Tensor v, OptionalTensor cu_seqlens_q, OptionalTensor cu_seqlens_k,
+    OptionalTensor seqused_k, OptionalTensor block_table, int64_t max_seqlen_q,
+    int64_t max_seqlen_k, double softmax_scale, bool causal, int64_t window_left,
+    int64_t window_right, double softcap, OptionalTensor alibi_slopes, OptionalTensor s_aux,
+    bool batch_invariant, int64_t num_splits, OptionalTensor q_descale, OptionalTensor k_descale,
+    OptionalTensor v_descale, double q_descale_all, double k_descale_all, double v_descale_all,
+    bool fp16_out, int64_t sm_margin) {
   bool const varlen = cu_seqlens_q.has_value();
   require(varlen == cu_seqlens_k.has_value(), "cu_seqlens_q", "with", "cu_seqlens_k");
   require(varlen || !(seqused_k || block_table), "cu_seqlens_q", "with", "seqused_k, block_table");
   require(num_splits >= 0, "num_splits", "least", num_splits, 0);
+  SmMargin const margin = margin_of(sm_margin);
   FwdParams p{};
   p.batch_invariant = batch_invariant;
   p.seqlens = varlen ? varlen_lengths(q, k, v, *cu_seqlens_q, *cu_seqlens_k, max_seqlen_q,

@@ -103,8 +103,9 @@ std::tuple<Tensor, Tensor> with_kvcache(
     OptionalTensor cache_batch_idx, OptionalTensor cache_leftpad, OptionalTensor block_table,
     double softmax_scale, bool causal, int64_t window_left, int64_t window_right, double softcap,
     bool rotary_interleaved, OptionalTensor alibi_slopes, int64_t num_splits, OptionalTensor s_aux,
-    OptionalTensor k_descale, OptionalTensor v_descale, double k_descale_all, double v_descale_all,
-    OptionalTensor qv) {
+    int64_t sm_margin, OptionalTensor k_descale, OptionalTensor v_descale, double k_descale_all,
+    double v_descale_all, OptionalTensor qv) {
+  SmMargin const margin = margin_of(sm_margin);
   require(q.dim() == 4, "q", "dims", q.dim(), 4);
   int64_t const batch = q.size(0), seqlen_q = q.size(1), heads = q.size(2);
   // q's d is rounded up to a multiple of 8.

@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "launch/error.h"
+#include "launch/sm_margin.h"
 
 namespace flash {
 namespace {
@@ -32,6 +33,7 @@ DeviceInfo query(int device) {
 
 }  // namespace
 
+// As the call at hand may see it (sm_margin.h).
 DeviceInfo const& current_device() {
   static std::array<DeviceInfo, kMaxDevices> info;
   static std::array<std::once_flag, kMaxDevices> known;
@@ -39,7 +41,7 @@ DeviceInfo const& current_device() {
   FLASH_CHECK_CUDA(cudaGetDevice(&device), "device query");
   check(device < kMaxDevices, "device index ", device, ", at most ", kMaxDevices - 1, " is served");
   std::call_once(known[device], [&] { info[device] = query(device); });
-  return info[device];
+  return without_margin(info[device]);
 }
 
 }  // namespace flash

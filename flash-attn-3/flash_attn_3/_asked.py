@@ -101,6 +101,26 @@ def refuse(asked: Asked) -> None:
             )
 
 
+def of_latent_part(asked: Asked, only_qv: bool | None) -> Asked:
+    """The same where only_qv is not set; else q and k have no column: scores are those of qv and v.
+
+    What q and k are then is not looked at: SGLang leaves them out, vLLM does not fill them.
+    """
+    if only_qv is None or not checks.flag(only_qv, "only_qv"):
+        return asked
+    if asked.qv is None:
+        raise ValueError("only_qv: got True without a qv; scores would have no part at all")
+    for name, value in (("k", asked.k_new), ("v", asked.v_new)):
+        if value is not None:
+            raise ValueError(
+                f"{name}: got {_shown(value)} with only_qv=True, which takes no new keys; write "
+                "latent rows to v_cache before the call"
+            )
+    checks.tensor(asked.qv, "qv")
+    checks.tensor(asked.v, "v")
+    return asked._replace(q=asked.qv[..., :0], k=asked.v[..., :0])
+
+
 def _shown(x: Any) -> str:
     return f"a tensor of shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else repr(x)
 

@@ -8,12 +8,12 @@ from torch import Tensor
 from flash_attn.api import checks
 from flash_attn.call import Descale, Options, Window
 from flash_attn_3 import _combine, _forward
-from flash_attn_3._asked import Asked, one_of
+from flash_attn_3._asked import Asked, of_latent_part, one_of
 
 
 def flash_attn_with_kvcache(
-    q: Tensor,
-    k_cache: Tensor,
+    q: Tensor | None,
+    k_cache: Tensor | None,
     v_cache: Tensor,
     k: Tensor | None = None,
     v: Tensor | None = None,
@@ -45,11 +45,13 @@ def flash_attn_with_kvcache(
     *,
     block_table: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    batch_invariant: bool = False,
     fp8_products: bool = False,
     s_aux: Tensor | None = None,
     learnable_sink: Tensor | None = None,
     sinks: Tensor | None = None,
     out: Tensor | None = None,
+    only_qv: bool | None = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """``flash_attn.flash_attn_with_kvcache``, also for packed rows. No gradient.
 
@@ -74,7 +76,10 @@ def flash_attn_with_kvcache(
         rotary_seqlens: (batch,), int32: the rotary position of the first new row of each sequence;
             None is cache_seqlens.
         q_descale, k_descale, v_descale, fp8_products: of codes; as the module says.
+        only_qv: scores are those of qv alone, without the rotated part. q and k_cache are not read
+            and may be None, and there are no new keys.
         num_splits: how many parts of the keys are worked on at once; 0 chooses.
+        batch_invariant: as the module says; the rows of a cache are then taken as pages.
         the others: as in ``flash_attn_func`` and ``flash_attn.flash_attn_with_kvcache``.
 
     Returns:
@@ -88,6 +93,7 @@ def flash_attn_with_kvcache(
     """
     options = Options(
         alibi_slopes=alibi_slopes,
+        batch_invariant=checks.flag(batch_invariant, "batch_invariant"),
         s_aux=one_of(s_aux=s_aux, learnable_sink=learnable_sink, sinks=sinks),
     )
     left, right = checks.window(window_size)
@@ -97,9 +103,11 @@ def flash_attn_with_kvcache(
         one_of(page_table=page_table, block_table=block_table), cache_batch_idx, cache_leftpad,
         rotary_cos, rotary_sin, rotary_seqlens, q_descale, k_descale, v_descale, softmax_scale,
         causal, left, right, attention_chunk, softcap, rotary_interleaved, num_splits=num_splits,
-        fp8_products=fp8_products,
+        sm_margin=sm_margin, fp8_products=fp8_products,
     )  # fmt: skip
-    result = _forward.forward(asked, options, is_cache=True)
+    asked = of_latent_part(asked, only_qv)
+    table = "page_table" if block_table is None else "block_table"
+    result = _forward.forward(asked, options, is_cache=True, table=table)
     return result if return_softmax_lse else result[0]
 
 

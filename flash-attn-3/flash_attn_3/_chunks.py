@@ -5,7 +5,7 @@ Masks are aligned to a sequence's last row and last key. Both of a part have one
 masks, windows and ALiBi mean in a part what they mean in the whole.
 
 How many parts there are follows from shapes; where they begin is worked out where lengths are, and
-what is too many is empty. Nothing here waits for a GPU.
+what is too many is empty. Nothing here waits for a GPU, unless FLASH_ATTN_CHECK=1 asks for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flash_attn.api import checks
 from flash_attn.call import Keys, Lengths, Options
 from flash_attn.cpu.varlen import locate
 from flash_attn.dispatch import calls
-from flash_attn_3 import _rows
+from flash_attn_3 import _contents, _rows
 
 
 def checked(attention_chunk: Any) -> int:
@@ -58,10 +58,12 @@ def as_sequences(
     aligned: no sequence has more rows than keys, as far as lengths say. take: the check of q, k and
     v by themselves.
     """
-    if chunk:
+    look = _contents.can_look(lengths.cu_seqlens_q)
+    if chunk or (look and seqused_q is not None):
         _, lengths = calls.checked(q, k, v, checks.flags(options), lengths, keys, take=take)
-        if _rows.can_look(lengths.cu_seqlens_q):  # while it is the caller's
-            locate(q, k, v, lengths, keys)
+        if look:  # while they are the caller's
+            longest = lengths.max_seqlen_q if seqused_q is None else q.shape[0]
+            locate(q, k, v, lengths._replace(max_seqlen_q=longest), keys)
     longest_q = lengths.max_seqlen_q
     aligned = aligned or lengths.cu_seqlens_q is lengths.cu_seqlens_k
     if seqused_q is not None or any(x is not None for x in keys):

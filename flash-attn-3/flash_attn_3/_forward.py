@@ -11,17 +11,20 @@ from flash_attn.api import checks, checks_fp8, checks_kvcache, checks_latent
 from flash_attn.call import Cache, Keys, Lengths, Options
 from flash_attn.compat.tensors import into
 from flash_attn.dispatch import calls, private
-from flash_attn_3 import _chunks, _rows
+from flash_attn_3 import _chunks, _contents, _names, _rows
 from flash_attn_3._asked import Asked, refuse
 
 
-def forward(asked: Asked, options: Options, is_cache: bool = False) -> tuple[Tensor, Tensor]:
+def forward(
+    asked: Asked, options: Options, is_cache: bool = False, table: str = "page_table"
+) -> tuple[Tensor, Tensor]:
     """out and log-sum-exp.
 
     Arguments:
-        is_cache: k and v are a cache, though perhaps nothing else says so.
         options: what FlashAttention-3 has no argument for: dropout_p, alibi_slopes, deterministic,
-            s_aux. The others are taken from asked.
+            batch_invariant, s_aux. The others are taken from asked.
+        is_cache: k and v are a cache, though perhaps nothing else says so.
+        table: what the caller calls the page table.
 
     Returns:
         out (b, sq, h, dv), or (total_q, h, dv) with cu_seqlens_q, dtype of q; lse (b, h, sq), or
@@ -31,6 +34,18 @@ def forward(asked: Asked, options: Options, is_cache: bool = False) -> tuple[Ten
         NotImplementedError: what ``refuse`` names; a backward through a cache.
         TypeError, ValueError: what ``flash_attn`` raises for such tensors.
     """
+    if torch.compiler.is_compiling():
+        return _forward(asked, options, is_cache)
+    try:
+        return _forward(asked, options, is_cache)
+    except (TypeError, ValueError) as error:
+        told = _names.renamed(error, asked, is_cache, table)
+        if told is error:
+            raise
+        raise told from None
+
+
+def _forward(asked: Asked, options: Options, is_cache: bool) -> tuple[Tensor, Tensor]:
     if asked.qv is not None and not (is_cache or asked.has_cache):
         checks_latent.refuse_gradients(q=asked.q, k=asked.k, v=asked.v, qv=asked.qv)
     is_cache = is_cache or asked.has_cache or asked.qv is not None
@@ -42,6 +57,7 @@ def forward(asked: Asked, options: Options, is_cache: bool = False) -> tuple[Ten
         window_size=(asked.window_size_left, asked.window_size_right),
         softcap=asked.softcap,
         return_lse=True,
+        sm_margin=checks.sm_margin(asked.sm_margin),
     )
     out, lse = _served(asked, options, is_cache)
     return into(asked.out, out), lse
@@ -60,7 +76,8 @@ def _served(asked: Asked, options: Options, is_cache: bool) -> tuple[Tensor, Ten
         return _packed(asked, options)
     packed_new = asked.k_new is not None and asked.cu_seqlens_k_new is not None
     coded = is_cache and checks_fp8.are_codes(asked.q)
-    if packed or packed_new or coded or asked.seqused_q is not None:
+    one_by_one = is_cache and options.batch_invariant  # of which the operation of caches has none
+    if packed or packed_new or coded or one_by_one or asked.seqused_q is not None:
         return _cache_of_rows(asked, options)
     if not is_cache:
         checks.num_splits(asked.num_splits)  # which changes nothing here
@@ -116,6 +133,7 @@ def _old(asked: Asked, batch: int) -> Tensor:
         old = _capacity(asked) if old is None else checks.integer(old, "cache_seqlens")
         return torch.full((batch,), old, dtype=torch.int32, device=asked.q.device)
     checks.per_sequence(old, "cache_seqlens", batch, asked.q)
+    _contents.cache_lengths(old)
     return old
 
 
@@ -257,8 +275,7 @@ def _turned_rows(
     if asked.seqlens_rotary is not None:
         start = asked.seqlens_rotary
         checks.per_sequence(start, "rotary_seqlens", old.shape[0], q[0])
-        if _rows.can_look(start) and bool(((start < 0) & (old >= 0)).any()):
-            raise ValueError(f"rotary_seqlens: got {start.tolist()}; 0 or more is needed")
+        _contents.first_positions(start, old)
         start = torch.where(old < 0, old, start)
     turn = (start, asked.rotary_cos, asked.rotary_sin, asked.rotary_interleaved)
     left, right = options.window_size

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flash_attn.api import checks
 from flash_attn.call import Gradients, Options
 from flash_attn_3 import _backward, _forward
 from flash_attn_3._asked import Asked, one_of
@@ -109,6 +110,8 @@ def _flash_attn_backward(
     alibi_slopes: Tensor | None = None,
     dlse: Tensor | None = None,
     s_aux: Tensor | None = None,
+    learnable_sink: Tensor | None = None,
+    sinks: Tensor | None = None,
     ds_aux: Tensor | None = None,
 ) -> Tensor:
     """One backward: overwrites dq, dk, dv (and ds_aux) where given; not recorded by autograd.
@@ -119,6 +122,7 @@ def _flash_attn_backward(
         sequed_q, sequed_k: seqused_q and seqused_k; FA3 spells them so.
         dq, dk, dv: shaped like q, k, v; None is a gradient that is not wanted.
         attention_chunk: that of the forward.
+        learnable_sink, sinks: other names of s_aux.
 
     Returns:
         softmax_d, as softmax_lse: rowsum(dout · out) - dlse.
@@ -131,7 +135,8 @@ def _flash_attn_backward(
         softcap=softcap,
         alibi_slopes=alibi_slopes,
         deterministic=deterministic,
-        s_aux=s_aux,
+        s_aux=one_of(s_aux=s_aux, learnable_sink=learnable_sink, sinks=sinks),
+        sm_margin=checks.sm_margin(sm_margin),
     )
     return _backward.backward(
         tensors, options, cu_seqlens_q, cu_seqlens_k, sequed_q, sequed_k, max_seqlen_q,

@@ -1,6 +1,7 @@
 """Packed batches: rows in use, caches as pages, new keys of different lengths.
 
-Nothing here waits for a GPU: what tensors contain is worked with where it is.
+What tensors contain is worked with where it is: nothing here waits for a GPU, unless
+FLASH_ATTN_CHECK=1 asks for it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,7 @@ from flash_attn.api import checks
 from flash_attn.call import FP8, Descale, Descales, Keys, Lengths, Options
 from flash_attn.cpu.fp8 import encoded
 from flash_attn.layers.rotary import apply_rotary_emb
-
-
-def can_look(x: Tensor) -> bool:
-    """Whether what a tensor contains is there, and costs no waiting."""
-    return x.is_cpu and type(x) is Tensor and not torch.compiler.is_compiling()
+from flash_attn_3 import _contents
 
 
 def ends(batch: int, rows: int, like: Tensor) -> Tensor:
@@ -33,13 +30,7 @@ def only_used(
     """
     cu_q, cu_k, _, max_k = lengths
     checks.per_sequence(seqused_q, "seqused_q", lengths.batch, q)
-    fit = torch.minimum(seqused_q.clamp(min=0), cu_q.diff())
-    if can_look(seqused_q) and not torch.equal(seqused_q, fit):
-        raise ValueError(
-            f"seqused_q: got {seqused_q.tolist()}; 0 or more is needed, and at most the rows that "
-            f"cu_seqlens_q gives the sequences, {cu_q.diff().tolist()}"
-        )
-    seqused_q = fit
+    seqused_q = _contents.rows_in_use(seqused_q, cu_q)
     cu_q = joined(_alternate(cu_q[:-1], cu_q[:-1] + seqused_q), cu_q)
     table, leftpad, used = keys
     if table is not None and used is None:
@@ -81,6 +72,7 @@ def as_pages(cache: Tensor, batch: int, kv_batch_idx: Tensor | None) -> Tensor:
     """The page table (batch, 1) that makes a page of each row of a cache (rows, seqlen, hk, d)."""
     if kv_batch_idx is not None:
         checks.per_sequence(kv_batch_idx, "cache_batch_idx", batch, cache)
+        _contents.cache_rows(kv_batch_idx, cache.shape[0])
         return kv_batch_idx[:, None].contiguous()
     if cache.shape[0] != batch:
         raise ValueError(
@@ -112,6 +104,9 @@ def turned(
     sequence, place, of_any = places(cu_seqlens, x.shape[0])
     position = start[sequence] + (torch.zeros_like(place) if together else place)
     position = torch.where(of_any & (start[sequence] >= 0), position, 0)
+    _contents.positions(position, cos)
+    if not position.is_cpu:  # where torch turns in the kernel's place, a row outside is an assert
+        position = position.clamp(max=max(cos.shape[0] - 1, 0))
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     return apply_rotary_emb(x[:, None], cos, sin, interleaved, seqlen_offsets=position)[:, 0]
 
@@ -131,25 +126,23 @@ def append(
         descales: of caches of codes.
 
     Raises:
-        ValueError: more rows than there is room for. Of a GPU's tensors those are dropped.
+        ValueError: more rows than there is room for, or no such page. Where contents are not
+            looked at such rows are dropped.
     """
     total, page_size, columns = new[0].shape[0], caches[0].shape[1], table.shape[1]
-    if total == 0 or start.shape[0] == 0 or columns == 0:
+    if 0 in (total, start.shape[0], columns, caches[0].shape[0]):
         return
+    _contents.appended(caches, total, cu_seqlens, start, table)
     sequence, place, kept = places(cu_seqlens, total)
     kept = kept & (start[sequence] >= 0)
     at = start[sequence] + place
-    fits = at < columns * page_size
-    if can_look(at) and bool((kept & ~fits).any()):
-        raise ValueError(
-            f"cache_seqlens and cu_seqlens_k_new ask for more than the {columns * page_size} keys "
-            "that the cache holds per sequence"
-        )
+    fits = (at >= 0) & (at < columns * page_size)
     page = table[sequence, (at // page_size).clamp(0, columns - 1)]
-    kept = kept & fits & (page >= 0)
+    kept = kept & fits & (page >= 0) & (page < caches[0].shape[0])
     # Rows that go nowhere repeat one that goes somewhere; if none does, the cache's own.
     source = torch.where(kept, torch.arange(total, device=at.device), kept.int().argmax())
-    page, at = page.clamp(min=0)[source], (at % page_size)[source]
+    page = page.clamp(0, caches[0].shape[0] - 1)[source]
+    at = (at % page_size)[source]
     scales = zip(descales[:2], descales[2:])
     for cache, x, (descale, number) in zip(caches, new, scales, strict=True):
         rows = x[source]

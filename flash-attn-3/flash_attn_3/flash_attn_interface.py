@@ -18,8 +18,11 @@ In every function here:
 - ``attention_chunk`` c > 0 adds to the mask: the query of row i, at position p = i + seqlen_k -
   seqlen_q, sees keys j with ``j // c == p // c`` alone, counted from the sequence's first key
   (after ``cache_leftpad``); 0 and None are no chunks;
-- ``pack_gqa``, ``sm_margin`` and ``scheduler_metadata`` change nothing: what they choose is chosen
-  inside, and a call takes all SMs;
+- ``sm_margin`` SMs are left to what runs beside the call, by kernels that fill the GPU once: those
+  of Hopper, forward and backward, but for decoding. At least 2 stay;
+- ``pack_gqa`` and ``scheduler_metadata`` change nothing: what they choose is chosen inside;
+- ``batch_invariant`` makes the result of a row, to the bit, independent of what else is in the
+  batch; a cache whose rows are then taken as pages needs head dims of multiples of 8 on CUDA;
 - ``num_splits`` changes results by rounding alone: it is taken with packed rows and with a cache,
   and a dense call without a cache chooses by itself;
 - ``learnable_sink`` and ``sinks`` are other names of ``s_aux``, ``block_table`` of ``page_table``;
@@ -36,7 +39,7 @@ from torch import Tensor
 from flash_attn.api import checks, packed
 from flash_attn.call import Descale, Options, Window
 from flash_attn_3 import _C, _forward  # noqa: F401  the operators come with the functions
-from flash_attn_3._asked import Asked, one_of
+from flash_attn_3._asked import Asked, of_latent_part, one_of
 from flash_attn_3._cache import (
     flash_attn_combine,
     flash_attn_with_kvcache,
@@ -78,6 +81,7 @@ def flash_attn_func(
     *,
     dropout_p: float = 0.0,
     alibi_slopes: Tensor | None = None,
+    batch_invariant: bool = False,
     fp8_products: bool = False,
     s_aux: Tensor | None = None,
     learnable_sink: Tensor | None = None,
@@ -108,6 +112,7 @@ def flash_attn_func(
     """
     options = Options(
         dropout_p=dropout_p, alibi_slopes=alibi_slopes, deterministic=deterministic,
+        batch_invariant=batch_invariant,
         s_aux=one_of(s_aux=s_aux, learnable_sink=learnable_sink, sinks=sinks),
     )  # fmt: skip
     left, right = checks.window(window_size)
@@ -115,15 +120,15 @@ def flash_attn_func(
         q, k, v, qv=qv, out=out, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
         softmax_scale=softmax_scale, causal=causal, window_size_left=left,
         window_size_right=right, attention_chunk=attention_chunk, softcap=softcap,
-        num_splits=num_splits, fp8_products=fp8_products,
+        num_splits=num_splits, sm_margin=sm_margin, fp8_products=fp8_products,
     )  # fmt: skip
     result = _forward.forward(asked, options)
     return result if return_attn_probs else result[0]
 
 
 def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
+    q: Tensor | None,
+    k: Tensor | None,
     v: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor | None,
@@ -150,11 +155,14 @@ def flash_attn_varlen_func(
     block_table: Tensor | None = None,
     dropout_p: float = 0.0,
     alibi_slopes: Tensor | None = None,
+    batch_invariant: bool = False,
     fp8_products: bool = False,
     s_aux: Tensor | None = None,
     learnable_sink: Tensor | None = None,
     sinks: Tensor | None = None,
     out: Tensor | None = None,
+    only_qv: bool | None = False,
+    return_softmax_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """:func:`flash_attn_func` for sequences one after the other; differentiable as that.
 
@@ -171,6 +179,9 @@ def flash_attn_varlen_func(
             0, the log-sum-exp -inf (that of a sink, where there is one), every gradient 0.
         seqused_k: the same for k and v; what the other rows hold is not read.
         page_table: (batch, pages), int32: the pages of each sequence.
+        only_qv: scores are those of qv alone, without the rotated part. q and k are not read, and
+            may be None.
+        return_softmax_lse: another name of return_attn_probs.
         the others: as there.
 
     Returns:
@@ -182,6 +193,7 @@ def flash_attn_varlen_func(
     """
     options = Options(
         dropout_p=dropout_p, alibi_slopes=alibi_slopes, deterministic=deterministic,
+        batch_invariant=batch_invariant,
         s_aux=one_of(s_aux=s_aux, learnable_sink=learnable_sink, sinks=sinks),
     )  # fmt: skip
     left, right = checks.window(window_size)
@@ -191,10 +203,12 @@ def flash_attn_varlen_func(
         q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
         softmax_scale=softmax_scale, causal=causal, window_size_left=left,
         window_size_right=right, attention_chunk=attention_chunk, softcap=softcap,
-        num_splits=num_splits, fp8_products=fp8_products,
+        num_splits=num_splits, sm_margin=sm_margin, fp8_products=fp8_products,
     )  # fmt: skip
-    result = _forward.forward(asked, options)
-    return result if return_attn_probs else result[0]
+    asked = of_latent_part(asked, only_qv)
+    table = "page_table" if block_table is None else "block_table"
+    result = _forward.forward(asked, options, table=table)
+    return result if return_attn_probs or return_softmax_lse else result[0]
 
 
 def flash_attn_qkvpacked_func(
@@ -214,6 +228,7 @@ def flash_attn_qkvpacked_func(
     *,
     dropout_p: float = 0.0,
     alibi_slopes: Tensor | None = None,
+    batch_invariant: bool = False,
     fp8_products: bool = False,
     s_aux: Tensor | None = None,
     learnable_sink: Tensor | None = None,
@@ -236,8 +251,9 @@ def flash_attn_qkvpacked_func(
         q, k, v = _split(qkv, checks.integer(num_heads_q, "num_heads_q"))
     return flash_attn_func(
         q, k, v, softmax_scale, causal, None, q_descale, k_descale, v_descale, window_size,
-        attention_chunk, softcap, deterministic=deterministic, return_attn_probs=return_attn_probs,
-        dropout_p=dropout_p, alibi_slopes=alibi_slopes, fp8_products=fp8_products, s_aux=s_aux,
+        attention_chunk, softcap, deterministic=deterministic, sm_margin=sm_margin,
+        return_attn_probs=return_attn_probs, dropout_p=dropout_p, alibi_slopes=alibi_slopes,
+        batch_invariant=batch_invariant, fp8_products=fp8_products, s_aux=s_aux,
         learnable_sink=learnable_sink, sinks=sinks, out=out,
     )  # fmt: skip
 

@@ -56,6 +56,7 @@ def explain(
     out_dtype: torch.dtype | None = None,
     fp8_products: bool = False,
     qv: Tensor | None = None,
+    sm_margin: int = 0,
 ) -> Explanation:
     """Says which backend, kernel, tile and splits a call would use, and why.
 
@@ -71,6 +72,7 @@ def explain(
         backward: explain the backward of the call in place of its forward.
         gpu: the GPU to ask about, whatever q's device: "H200", "H100", "A100", "L40S", "RTX 4090",
             "RTX 5090" or "GB10". None: that of q, or the CPU.
+        sm_margin: how many of its SMs the call leaves to others.
 
     The others are those of the call.
 
@@ -138,6 +140,7 @@ def explain(
         used_k=cache_seqlens is not None or cache_leftpad is not None or block_table is not None,
         contents=contents,
         way=way,
+        sm_margin=checks.sm_margin(sm_margin),
         notes=notes + (f"append {new_keys}",) * bool(new_keys) + ("rotary",) * rotary,
         gpu=gpu,
     )  # fmt: skip

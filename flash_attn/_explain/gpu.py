@@ -17,6 +17,7 @@ from .explanation import Explanation
 from .problem import UNCOUNTED, Problem
 
 _DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", FP8: "e4m3"}
+_FEWEST_SMS = 2  # kFewestSms in csrc/launch/sm_margin.cpp
 
 
 def on_gpu(problem: Problem) -> Explanation:
@@ -110,11 +111,12 @@ def _planned(plan: dict[str, Any] | None) -> dict[str, Any]:
 
 def _size(problem: Problem) -> tuple:
     """What every plan counts."""
-    _, *machine = gpus.numbers_of(problem.q, problem.gpu)
+    _, sms, *machine = gpus.numbers_of(problem.q, problem.gpu)
+    sms = max(sms - problem.sm_margin, _FEWEST_SMS)
     total_q = problem.q.shape[0] if problem.packed else -1
     total_k = problem.k.shape[0] if problem.packed and not problem.page_size else -1
     return (
-        *machine, problem.batch, problem.longest_q,
+        sms, *machine, problem.batch, problem.longest_q,
         problem.capacity, total_q, total_k, problem.q.shape[-2], problem.k.shape[-2],
         *_limits(problem),
     )  # fmt: skip

@@ -39,6 +39,7 @@ class Problem:
     used_k: bool  # a tensor says how many keys are in use
     contents: Contents  # of keys
     way: Way | None = None  # of codes of q, k and v
+    sm_margin: int = 0  # SMs that the call leaves to others
     notes: tuple[str, ...] = ()  # of what the call does beside attention
     gpu: str | None = None  # the name of one to ask about in place of q's device
 

@@ -30,6 +30,7 @@ from flash_attn.api.checks_scalars import (  # noqa: F401  all checks by one nam
     max_seqlen,
     num_splits,
     number,
+    sm_margin,
     window,
     window_as_it_is,
 )

@@ -123,6 +123,14 @@ def num_splits(x: Any) -> int:
     return x
 
 
+def sm_margin(x: Any) -> int:
+    """How many SMs a call leaves to others."""
+    x = integer(x, "sm_margin")
+    if x < 0:
+        raise ValueError(f"sm_margin: got {x}; 0 SMs (a call takes all) or more are needed")
+    return x
+
+
 def number(x: Any, name: str) -> None:
     """A tensor would do as well on the CPU, but on a GPU it would have to be waited for."""
     kind = type(x)

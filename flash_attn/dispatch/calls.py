@@ -181,6 +181,7 @@ def _attend(
         batch_invariant=options.batch_invariant, deterministic=options.deterministic,
         return_max_logits=options.return_max_logits is not False,
         max_logits_of_heads=options.return_max_logits is True, descales=descales,
+        sm_margin=options.sm_margin,
     )  # fmt: skip
     coded = fp8.with_codes_of_queries(call) if given.fp8_products else None
     out, lse, score_output, _ = (
@@ -219,7 +220,7 @@ def attend_codes(
     call = CodedForward(
         q, k, v, scoring, lengths, keys, options.batch_invariant, num_splits,
         checks_fp8.all_descales(given, q, k, v, batch), checks_fp8.fp16_out(given.out_dtype),
-        given.fp8_products,
+        given.fp8_products, options.sm_margin,
     )  # fmt: skip
     out, lse = fp8.forward(call)
     columns = v.shape[-1]
@@ -246,7 +247,7 @@ def latent(
         _log(q, k, v, options, given, block_table=keys.block_table, qv=qv, **packed)
     call = Forward(
         q, k, v, scoring, lengths, keys, batch_invariant=options.batch_invariant,
-        num_splits=num_splits, qv=qv,
+        num_splits=num_splits, qv=qv, sm_margin=options.sm_margin,
     )  # fmt: skip
     out, lse, _, _ = forward(call)
     return out, lse
@@ -282,6 +283,8 @@ def forward(call: Forward) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None
         named |= _in_use(call.descales)
     if call.qv is not None:
         named["qv"] = call.qv
+    if call.sm_margin:
+        named["sm_margin"] = call.sm_margin
     inputs = q, k, v, s_aux
     if lengths is None:
         return run.forward(ops.forward, inputs, (q, k, v, *in_order, return_softmax), named)
@@ -307,7 +310,7 @@ def _in_use(descales: Descales) -> dict[str, Any]:
 
 def backward(call: Backward) -> Tensor:
     """The operation, unrecorded by autograd: softmax_d; it writes the gradients in call.tensors."""
-    tensors, scoring, lengths, keys, deterministic, rng_state = call
+    tensors, scoring, lengths, keys, deterministic, rng_state, sm_margin = call
     *in_order, dlse, ds_aux = tensors
     *scores, s_aux = scoring
     named: dict[str, Any] = {}
@@ -317,6 +320,8 @@ def backward(call: Backward) -> Tensor:
         named["s_aux"] = s_aux
     if ds_aux is not None:
         named["ds_aux"] = ds_aux
+    if sm_margin:
+        named["sm_margin"] = sm_margin
     if keys.seqused_k is not None:
         named["seqused_k"] = keys.seqused_k
     if lengths is None:
@@ -384,6 +389,8 @@ def _kvcache(
         named |= _in_use(descales)
     if qv is not None:
         named["qv"] = qv
+    if options.sm_margin:
+        named["sm_margin"] = options.sm_margin
     out, lse = run.writing(
         ops.with_kvcache, q, *cache, softmax_scale, causal, left, right, softcap,
         rotary_interleaved, slopes, num_splits, **named,

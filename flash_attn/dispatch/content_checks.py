@@ -36,13 +36,13 @@ def _checked(operation: torch._ops.OpOverload, check: Callable) -> Callable:
 
     def call(keyset, *args, **kwargs):
         arguments = by_name(args, kwargs)
-        if _can_look(arguments["q"]):
+        if can_look(arguments["q"]):
             check(arguments)
         return operation.redispatch(keyset & below, *args, **kwargs)
 
     return call
 
 
-def _can_look(q: Tensor) -> bool:
-    """Whether q has contents, and no CUDA graph is being captured."""
-    return q.is_cpu or (q.is_cuda and not torch.cuda.is_current_stream_capturing())
+def can_look(x: Tensor) -> bool:
+    """Whether x has contents, and no CUDA graph is being captured."""
+    return x.is_cpu or (x.is_cuda and not torch.cuda.is_current_stream_capturing())

@@ -34,7 +34,8 @@ SCHEMAS = {
         "float softmax_scale, bool causal, SymInt window_size_left, SymInt window_size_right, "
         "float softcap, Tensor? alibi_slopes, Tensor? s_aux, bool batch_invariant, "
         "SymInt num_splits, Tensor? q_descale, Tensor? k_descale, Tensor? v_descale, "
-        "float q_descale_all, float k_descale_all, float v_descale_all, bool fp16_out) "
+        "float q_descale_all, float k_descale_all, float v_descale_all, bool fp16_out, "
+        "SymInt sm_margin) "
         "-> (Tensor out, Tensor softmax_lse)"
     )
 }
@@ -144,6 +145,7 @@ def _coded(call: Forward) -> CodedForward:
     return CodedForward(
         call.q, call.k, call.v, call.scoring, call.lengths, call.keys, call.batch_invariant,
         call.num_splits, fp16_out=call.q.dtype is torch.float16, fp8_products=True,
+        sm_margin=call.sm_margin,
     )  # fmt: skip
 
 
@@ -290,7 +292,9 @@ def _ordinary(
     call: CodedForward, scoring: Scoring, q: Tensor, k: Tensor, v: Tensor, more: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
     *scores, s_aux = scoring
-    more |= {"s_aux": s_aux, "batch_invariant": call.batch_invariant}
+    more |= {
+        "s_aux": s_aux, "batch_invariant": call.batch_invariant, "sm_margin": call.sm_margin,
+    }  # fmt: skip
     if call.lengths is None:
         results = run.without_gradient(ops.forward, q, k, v, *scores, False, **more)
     else:

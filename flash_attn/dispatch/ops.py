@@ -46,10 +46,13 @@ _GRADIENTS = (
     "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, "
     "Tensor(a!)? dq, Tensor(b!)? dk, Tensor(c!)? dv, "
 )
+# How many SMs a call leaves to what runs beside it.
+_SM_MARGIN = "SymInt sm_margin=0"
 # `deterministic` does nothing in a forward; it travels with the call to the backward it causes.
 _FORWARD_TAIL = (
     "*, Tensor? s_aux=None, Tensor? rng_state=None, bool batch_invariant=False, "
-    "bool deterministic=False, bool return_max_logits=False, bool max_logits_of_heads=False"
+    "bool deterministic=False, bool return_max_logits=False, bool max_logits_of_heads=False, "
+    f"{_SM_MARGIN}"
 )
 # score_output: S_dmask with return_softmax; with return_max_logits the rows' largest logits, like
 # softmax_lse, or with max_logits_of_heads those of heads, (h,); no call has both.
@@ -61,7 +64,7 @@ _DESCALES = (
 )
 # Queries beside the values of a latent cache: scores are (q·k + qv·v) * softmax_scale.
 _QV = "Tensor? qv=None"
-_BACKWARD_TAIL = "*, Tensor? dlse=None, Tensor? s_aux=None, Tensor(d!)? ds_aux=None"
+_BACKWARD_TAIL = f"*, Tensor? dlse=None, Tensor? s_aux=None, Tensor(d!)? ds_aux=None, {_SM_MARGIN}"
 
 SCHEMAS = {
     "_flash_attn_forward": (
@@ -88,7 +91,7 @@ SCHEMAS = {
         "Tensor? cache_leftpad, Tensor? block_table, float softmax_scale, bool causal, "
         "SymInt window_size_left, SymInt window_size_right, float softcap, "
         "bool rotary_interleaved, Tensor? alibi_slopes, SymInt num_splits, *, Tensor? s_aux=None, "
-        f"{_DESCALES}, {_QV}) -> (Tensor out, Tensor softmax_lse)"
+        f"{_SM_MARGIN}, {_DESCALES}, {_QV}) -> (Tensor out, Tensor softmax_lse)"
     ),
     "_merge_attention": (
         "(Tensor(a!) out_a, Tensor(b!) lse_a, Tensor out_b, Tensor lse_b, *, "

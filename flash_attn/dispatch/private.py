@@ -51,6 +51,7 @@ def forward(
         rng_state=rng_state, batch_invariant=options.batch_invariant, num_splits=num_splits,
         # Of rows, whatever is asked for: ring attention makes heads' of those of all its steps.
         return_max_logits=options.return_max_logits is not False, descales=descales,
+        sm_margin=options.sm_margin,
     )  # fmt: skip
     return calls.forward(call)
 
@@ -73,8 +74,9 @@ def backward(
         ds_aux,
     )  # fmt: skip
     call = Backward(
-        tensors, scoring, lengths, keys, deterministic=options.deterministic, rng_state=rng_state
-    )
+        tensors, scoring, lengths, keys, deterministic=options.deterministic, rng_state=rng_state,
+        sm_margin=options.sm_margin,
+    )  # fmt: skip
     return calls.backward(call)
 
 

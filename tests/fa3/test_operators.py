@@ -54,7 +54,7 @@ def test_forward_and_backward_by_position(packed, device):
     lengths = (cu, cu, most, most) if packed else ()
     function = fa3.flash_attn_varlen_func if packed else fa3.flash_attn_func
     expected, expected_lse = function(
-        *leaves, *lengths, softmax_scale=0.2, causal=True, return_attn_probs=True
+        *leaves, *lengths, softmax_scale=0.2, causal=True, sm_margin=24, return_attn_probs=True
     )
     assert_bitwise("out", out.contiguous(), expected.contiguous())
     assert_bitwise("lse", lse, expected_lse)
@@ -159,6 +159,27 @@ def test_opcheck_backward(device):
     out, lse, *_ = OPS.fwd(q, k, v)
     gradients = [torch.empty_like(x) for x in (q, k, v)]
     check(OPS.bwd.default, (torch.randn_like(out), q, k, v, out, lse, *gradients))
+
+
+def test_opcheck_forward_in_pages(device):
+    (q,) = qkv(device, 10)[:1]
+    k, v = (torch.randn(4, 16, 2, 32, device=device).bfloat16() for _ in "kv")
+    table = ints(device, 3, 0, 2, -1).view(2, 2)
+    check(
+        OPS.fwd.default, (q, k, v), cu_seqlens_q=ints(device, 0, 4, 10), max_seqlen_q=6,
+        page_table=table, seqused_k=ints(device, 20, 7), is_causal=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_opcheck_backward_of_rows_in_use(packed, device):
+    q, k, v = qkv(device, *((10,) if packed else (2, 5)))
+    ends = ints(device, 0, 5, 10) if packed else None
+    given = {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "max_seqlen_q": 5, "max_seqlen_k": 5,
+             "seqused_q": ints(device, *USED), "seqused_k": ints(device, 4, 5)}  # fmt: skip
+    out, lse, *_ = OPS.fwd(q, k, v, **given)
+    gradients = [torch.empty_like(x) for x in (q, k, v)]
+    check(OPS.bwd.default, (torch.randn_like(out), q, k, v, out, lse, *gradients), **given)
 
 
 def test_opcheck_the_others(device):

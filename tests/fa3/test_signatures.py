@@ -92,6 +92,15 @@ SCHEMAS = {
         "(Tensor out_partial, Tensor lse_partial, Tensor(out!)? out=None, ScalarType? "
         "out_dtype=None) -> (Tensor(out!), Tensor)"
     ),
+    "get_scheduler_metadata": (
+        "(int batch_size, int max_seqlen_q, int max_seqlen_k, int num_heads, int num_heads_k, int "
+        "headdim, int headdim_v, ScalarType qkv_dtype, Tensor seqused_k, Tensor? "
+        "cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? cu_seqlens_k_new=None, Tensor? "
+        "seqused_q=None, Tensor? leftpad_k=None, int? page_size=None, int max_seqlen_k_new=0, "
+        "bool is_causal=False, int window_size_left=-1, int window_size_right=-1, int "
+        "attention_chunk=0, bool has_softcap=False, int num_splits=0, bool? pack_gqa=None, int "
+        "sm_margin=0) -> Tensor"
+    ),
 }
 
 
@@ -144,11 +153,11 @@ def test_schema(name):
         assert not ours.is_backward_compatible_with(other)
 
 
-def test_schema_of_the_metadata_puts_two_behind_the_head_dim():
-    arguments = [
-        a.name for a in torch.ops.flash_attn_3.get_scheduler_metadata.default._schema.arguments
-    ]
-    assert arguments[5:8] == ["headdim", "headdim_v", "qkv_dtype"]
+@pytest.mark.parametrize("name", [name for name in SCHEMAS if name != "bwd"])
+def test_schema_to_the_letter(name):
+    """``bwd`` takes more."""
+    ours = getattr(torch.ops.flash_attn_3, name).default._schema
+    assert str(ours) == f"flash_attn_3::{name}{SCHEMAS[name]}"
 
 
 # --- Modules --------------------------------------------------------------------------------------
@@ -238,6 +247,17 @@ def test_two_names_of_one_argument():
         fa3.flash_attn_func(*DENSE, s_aux=sink, sinks=sink.clone())
 
 
+@pytest.mark.parametrize("name", ["learnable_sink", "sinks"])
+def test_names_of_the_sinks_of_a_backward(name):
+    sink, dout = torch.randn(2), torch.randn_like(DENSE[0])
+    out, lse = fa3.flash_attn_func(*DENSE, s_aux=sink, return_attn_probs=True)
+    ours, expected = torch.zeros(2), torch.zeros(2)
+    for ds_aux, given in ((ours, {name: sink}), (expected, {"s_aux": sink})):
+        fa3._flash_attn_backward(dout, *DENSE, out, lse, ds_aux=ds_aux, **given)
+    assert expected.all()
+    assert_bitwise("ds_aux", ours, expected)
+
+
 def test_metadata():
     lengths = torch.ones(2, dtype=torch.int32)
     found = fa3.get_scheduler_metadata(2, 1, 64, 4, 2, 64, lengths, page_size=16, causal=True)
@@ -262,7 +282,7 @@ def rows_of_the_page() -> dict[str, set[str]]:
 def test_the_page_has_every_argument():
     found = rows_of_the_page()
     assert not found["refused"]
-    assert set(HARMLESS) - {"attention_chunk"} <= found["harmless"]
+    assert set(HARMLESS) - {"attention_chunk", "sm_margin"} <= found["harmless"]
     assert not found["refused"] & found["honoured"]
     named = set().union(*found.values())
     for function in [*SIGNATURES, *NAMES]:

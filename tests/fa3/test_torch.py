@@ -1,7 +1,7 @@
 """torch's own registration of FA3, which finds this distribution by its names.
 
 It refuses all but tensors on a Hopper GPU. Here it serves CPU tensors: all of it runs but that look
-at tensors and GPU.
+at tensors and GPU, which is left in place where a test has the mark of the GPU.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import inspect
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.library import Library
 from torch.nn import attention
@@ -32,18 +33,19 @@ class _OnTheCpu(Library):
 
 
 @pytest.fixture(autouse=True)
-def _activated(monkeypatch):
-    monkeypatch.setattr(_fa3, "Library", _OnTheCpu)
-    for look in ("_fa3_forward_support_error", "_fa3_backward_support_error"):
-        monkeypatch.setattr(_fa3, look, lambda *arguments: None)
+def _activated(monkeypatch, request):
+    if request.node.get_closest_marker("gpu") is None:
+        monkeypatch.setattr(_fa3, "Library", _OnTheCpu)
+        for look in ("_fa3_forward_support_error", "_fa3_backward_support_error"):
+            monkeypatch.setattr(_fa3, look, lambda *arguments: None)
     attention.activate_flash_attention_impl("FA3")
     assert attention.current_flash_attention_impl() == "FA3"
     yield
     attention.restore_flash_attention_impl()
 
 
-def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
-    return [torch.randn(x).bfloat16().requires_grad_() for x in shapes]
+def leaves(*shapes: tuple[int, ...], device: str = "cpu") -> list[Tensor]:
+    return [torch.randn(x, device=device).bfloat16().requires_grad_() for x in shapes]
 
 
 def ints(*values: int) -> Tensor:
@@ -64,6 +66,25 @@ def test_scaled_dot_product_attention(causal):
     expected, expected_lse = flash_attn_func(*rows, causal=causal, return_lse=True)
     torch.testing.assert_close(out, expected.transpose(1, 2))
     torch.testing.assert_close(lse, expected_lse)
+    same_gradients([q, k, v], out, expected.transpose(1, 2))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+    reason="torch takes FA3 on a Hopper GPU alone",
+)
+@pytest.mark.parametrize("causal", [False, True])
+def test_on_a_gpu(causal):
+    """Nothing is taken out."""
+    table = torch._C._dispatch_dump("aten::_flash_attention_forward").splitlines()
+    assert [line for line in table if line.startswith("CUDA: ") and "_fa3.py" in line]
+    shapes = (2, HEADS, 20, HEAD_DIM), *2 * [(2, HEADS_K, 20, HEAD_DIM)]
+    q, k, v = leaves(*shapes, device="cuda")
+    with attention.sdpa_kernel(attention.SDPBackend.FLASH_ATTENTION):
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+    expected = flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), causal=causal)
+    torch.testing.assert_close(out, expected.transpose(1, 2))
     same_gradients([q, k, v], out, expected.transpose(1, 2))
 
 

@@ -20,7 +20,8 @@ template <class Config>
 void launch_paired_backward(BwdParams const& params, LaunchContext const& launch) {
   int resident = launch.device.sm_count / Config::kCluster;
   if constexpr (Config::kSplitsColumns) {
-    resident = active_clusters<paired_backward_kernel<Config>>(launch, paired_shape<Config>(1));
+    resident = std::min(
+        resident, active_clusters<paired_backward_kernel<Config>>(launch, paired_shape<Config>(1)));
   }
   launch_schedule<Config>(params, launch, resident,
                           [&]<class Schedule>(std::type_identity<Schedule>,

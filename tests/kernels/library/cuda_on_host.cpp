@@ -4,15 +4,25 @@
 #include <dlfcn.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
+#include <algorithm>
+#include <climits>
+#include <utility>
+
 #include "launch/device.h"
+#include "launch/sm_margin.h"
 
 namespace {
 flash::DeviceInfo device{0, 80, 40 << 20, 166912, 4};
+int fewest_sms = INT_MAX;   // of those that calls took the GPU to have
 int allocations_left = -1;  // until one fails; none does if negative
 }  // namespace
 
 namespace flash {
-DeviceInfo const& current_device() { return device; }
+DeviceInfo const& current_device() {
+  DeviceInfo const& seen = without_margin(device);
+  fewest_sms = std::min(fewest_sms, seen.sm_count);
+  return seen;
+}
 }  // namespace flash
 
 extern "C" {
@@ -22,6 +32,11 @@ __attribute__((visibility("default"))) void use_device(int sm, int smem_per_bloc
   device.sm = sm;
   device.smem_per_block = smem_per_block;
   device.sm_count = sm_count;
+}
+
+// The fewest SMs that a call took the GPU to have since this was asked last.
+__attribute__((visibility("default"))) int fewest_sms_seen() {
+  return std::exchange(fewest_sms, INT_MAX);
 }
 
 // How many allocations there is memory for; -1: for all.

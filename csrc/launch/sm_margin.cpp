@@ -1,0 +1,28 @@
+#include "launch/sm_margin.h"
+
+#include <algorithm>
+
+namespace flash {
+namespace {
+
+// A kernel's cluster that fills the GPU once has two CTAs.
+constexpr int64_t kFewestSms = 2;
+
+thread_local int64_t margin = 0;
+
+}  // namespace
+
+SmMargin::SmMargin(int64_t sms) : before_(margin) { margin = sms; }
+SmMargin::~SmMargin() { margin = before_; }
+
+DeviceInfo const& without_margin(DeviceInfo const& device) {
+  if (margin == 0) {
+    return device;
+  }
+  thread_local DeviceInfo smaller;
+  smaller = device;
+  smaller.sm_count = static_cast<int>(std::max(device.sm_count - margin, kFewestSms));
+  return smaller;
+}
+
+}  // namespace flash
