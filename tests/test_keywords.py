@@ -74,7 +74,10 @@ def test_keyword_of_another_function(name, keyword, says):
         ("p", "did you mean 'dropout_p'?"),
         ("enable_gqa", "leave it out: k and v may have fewer heads"),
         ("pack_gqa", "leave it out: it is chosen inside"),
-        ("sm_margin", "leave it out: a call takes all SMs"),
+        (
+            "sm_margin",
+            "leave it out: a call takes all SMs; the functions of flash-attn-3 honour it",
+        ),
         ("attention_chunk", "flash_attn_varlen_func with each chunk"),
         ("scheduler_metadata", "leave it out: nothing is prepared"),
         ("bias", "there is no mask tensor"),

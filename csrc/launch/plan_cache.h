@@ -15,7 +15,7 @@ class PlanCache {
   template <class Make>
   Plan const& of(plan::Problem const& problem, Variant const& variant, DeviceInfo const& device,
                  Make make) {
-    Entry& entry = entries_[slot(problem)];
+    Entry& entry = entries_[slot(problem, device)];
     bool const same =
         entry.variant == &variant && entry.device == device && entry.problem == problem;
     if (!same) {
@@ -36,11 +36,12 @@ class PlanCache {
 
   // Hashes the numbers in which a model's calls differ most. Problems that differ elsewhere share
   // an entry, and replace each other.
-  static uint64_t slot(plan::Problem const& p) {
+  static uint64_t slot(plan::Problem const& p, DeviceInfo const& device) {
     uint64_t hash = 0;
     for (int64_t const number :
          {int64_t(p.batch), int64_t(p.seqlen_q), int64_t(p.seqlen_k), p.total_q, p.total_k,
-          int64_t(p.heads_q), int64_t(p.heads_kv), int64_t(p.mask.left), int64_t(p.mask.right)}) {
+          int64_t(p.heads_q), int64_t(p.heads_kv), int64_t(p.mask.left), int64_t(p.mask.right),
+          int64_t(device.sm_count)}) {
       hash = (hash ^ uint64_t(number)) * 0x9e3779b97f4a7c15;
     }
     return hash >> (64 - kEntriesLog2);

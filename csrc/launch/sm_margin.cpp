@@ -5,8 +5,8 @@
 namespace flash {
 namespace {
 
-// A kernel's cluster that fills the GPU once has two CTAs.
-constexpr int64_t kFewestSms = 2;
+// As many stay, whatever a call leaves to others.
+constexpr int kFewestSms = 2;
 
 thread_local int64_t margin = 0;
 
@@ -21,7 +21,8 @@ DeviceInfo const& without_margin(DeviceInfo const& device) {
   }
   thread_local DeviceInfo smaller;
   smaller = device;
-  smaller.sm_count = static_cast<int>(std::max(device.sm_count - margin, kFewestSms));
+  smaller.sm_count = static_cast<int>(
+      std::max<int64_t>(device.sm_count - margin, std::min(device.sm_count, kFewestSms)));
   return smaller;
 }
 

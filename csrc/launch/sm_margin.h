@@ -20,7 +20,8 @@ class SmMargin {
   int64_t const before_;
 };
 
-// The device without the thread's margin. Valid until the thread asks again.
+// The device without the thread's margin; the same as long as the margin and the thread's current
+// device stay.
 DeviceInfo const& without_margin(DeviceInfo const& device);
 
 }  // namespace flash

@@ -101,7 +101,7 @@ def refuse(asked: Asked) -> None:
             )
 
 
-def of_latent_part(asked: Asked, only_qv: bool | None) -> Asked:
+def of_latent_part(asked: Asked, only_qv: bool | None, values: str = "v") -> Asked:
     """The same where only_qv is not set; else q and k have no column: scores are those of qv and v.
 
     What q and k are then is not looked at: SGLang leaves them out, vLLM does not fill them.
@@ -117,7 +117,7 @@ def of_latent_part(asked: Asked, only_qv: bool | None) -> Asked:
                 "latent rows to v_cache before the call"
             )
     checks.tensor(asked.qv, "qv")
-    checks.tensor(asked.v, "v")
+    checks.tensor(asked.v, values)
     return asked._replace(q=asked.qv[..., :0], k=asked.v[..., :0])
 
 

@@ -105,7 +105,7 @@ def flash_attn_with_kvcache(
         causal, left, right, attention_chunk, softcap, rotary_interleaved, num_splits=num_splits,
         sm_margin=sm_margin, fp8_products=fp8_products,
     )  # fmt: skip
-    asked = of_latent_part(asked, only_qv)
+    asked = of_latent_part(asked, only_qv, "v_cache")
     table = "page_table" if block_table is None else "block_table"
     result = _forward.forward(asked, options, is_cache=True, table=table)
     return result if return_softmax_lse else result[0]

@@ -92,6 +92,12 @@ def _cut(
     # Rows left of the first key. A causal mask hides keys from them in the first chunk, too;
     # otherwise they are a part without keys.
     apart = not (aligned or options.causal or longest_q <= 1)
+    if options.batch_invariant and table is not None and chunk % k.shape[1]:
+        # Chunks that begin within a page are served by other kernels than those that do not.
+        raise NotImplementedError(
+            f"attention_chunk: got {chunk} with batch_invariant=True and pages of {k.shape[1]} "
+            "rows; a multiple of the rows of a page is needed"
+        )
     if not hides_keys(chunk, most_k, apart):
         return lengths, keys, options
     capacity = k.shape[0] if table is None else table.shape[1] * k.shape[1]

@@ -65,8 +65,8 @@ def _forward(asked: Asked, options: Options, is_cache: bool) -> tuple[Tensor, Te
 
 def _served(asked: Asked, options: Options, is_cache: bool) -> tuple[Tensor, Tensor]:
     checks.tensor(asked.q, "q")
-    checks.tensor(asked.k, "k")
-    checks.tensor(asked.v, "v")
+    checks.tensor(asked.k, "k_cache" if is_cache else "k")
+    checks.tensor(asked.v, "v_cache" if is_cache else "v")
     if asked.seqlens_rotary is not None and asked.rotary_cos is asked.rotary_sin is None:
         raise ValueError("rotary_seqlens: got one without rotary_cos and rotary_sin")
     if asked.cu_seqlens_k is not None:

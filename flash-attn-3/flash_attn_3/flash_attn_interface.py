@@ -18,8 +18,9 @@ In every function here:
 - ``attention_chunk`` c > 0 adds to the mask: the query of row i, at position p = i + seqlen_k -
   seqlen_q, sees keys j with ``j // c == p // c`` alone, counted from the sequence's first key
   (after ``cache_leftpad``); 0 and None are no chunks;
-- ``sm_margin`` SMs are left to what runs beside the call, by kernels that fill the GPU once: those
-  of Hopper, forward and backward, but for decoding. At least 2 stay;
+- ``sm_margin`` SMs are left to what runs beside the call by Hopper's kernels of head dims up to 256
+  forward and 512 backward, which fill the GPU once. Decode kernels, wider forwards, Ampere's, and
+  the passes around a call do not leave any; at least 2 SMs stay;
 - ``pack_gqa`` and ``scheduler_metadata`` change nothing: what they choose is chosen inside;
 - ``batch_invariant`` makes the result of a row, to the bit, independent of what else is in the
   batch; a cache whose rows are then taken as pages needs head dims of multiples of 8 on CUDA;

@@ -65,7 +65,7 @@ _BY_LIBRARY: dict[str, dict[str, str | tuple[str, ...]]] = {
         "pack_gqa": _CHOSEN,
         "num_splits": f"{_CHOSEN}; `flash_attn_with_kvcache` takes it",
         "scheduler_metadata": "leave it out: nothing is prepared before a call",
-        "sm_margin": "leave it out: a call takes all SMs",
+        "sm_margin": "leave it out: a call takes all SMs; the functions of flash-attn-3 honour it",
     },
     "FlashAttention-4": {
         "learnable_sink": ("s_aux",),

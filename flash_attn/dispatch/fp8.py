@@ -35,7 +35,7 @@ SCHEMAS = {
         "float softcap, Tensor? alibi_slopes, Tensor? s_aux, bool batch_invariant, "
         "SymInt num_splits, Tensor? q_descale, Tensor? k_descale, Tensor? v_descale, "
         "float q_descale_all, float k_descale_all, float v_descale_all, bool fp16_out, "
-        "SymInt sm_margin) "
+        "SymInt sm_margin=0) "
         "-> (Tensor out, Tensor softmax_lse)"
     )
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import accumulate
 
 import pytest
@@ -127,3 +128,16 @@ def test_it_is_a_flag():
     for function in (fa3.flash_attn_func, fa3.flash_attn_with_kvcache):
         with pytest.raises(TypeError, match="batch_invariant: got 1"):
             function(q, k, v, batch_invariant=1)
+
+
+def test_chunks_that_begin_within_a_page():
+    """Which kernels serve them would depend on the longest sequence."""
+    q, k, v = tensors("cpu", (4, 2, 32), *2 * [(6, 16, 1, 32)])
+    table = ints("cpu", [[0, 1, 2, 3, 4, 5]])
+    call = partial(
+        fa3.flash_attn_varlen_func, q, k, v, ends("cpu", [4]), ends("cpu", [90]), 4, 96,
+        page_table=table, batch_invariant=True,
+    )  # fmt: skip
+    call(attention_chunk=32)
+    with pytest.raises(NotImplementedError, match=r"^attention_chunk: got 40 with batch_invariant"):
+        call(attention_chunk=40)

@@ -5,21 +5,21 @@ import random
 
 import pytest
 
+from csrc.variants import VARIANTS
+
 TILES = ("first", "second", "packed", "split")
 MOST_BYTES = 256 << 20
 MOST_SPLITS = 32
 MOST_CHOICES = 128
 
-# What csrc/variants.py has for Hopper: (block_m, block_n, second_block_n) by head dims.
+# (block_m, block_n, second_block_n) of Hopper's plain rows, by head dims. The first row of these is
+# that of numbers; later ones are of codes.
 HOPPER = {
-    (64, 64): (192, 128, 0),
-    (96, 96): (192, 112, 96),
-    (128, 128): (128, 128, 176),
-    (192, 128): (128, 128, 0),
-    (192, 192): (128, 96, 112),
-    (256, 256): (128, 80, 64),
-    (512, 512): (128, 64, 0),
+    (row.head_dim, row.head_dim_v): (row.block_m, row.block_n, row.second_block_n)
+    for row in reversed(VARIANTS)
+    if (row.direction, row.arch, row.scores, row.dtype) == ("fwd", "sm90", "plain", "bf16")
 }
+HOPPER = dict(sorted(HOPPER.items()))
 OTHERS = {
     "A100": dict(sm=80, sm_count=108, l2_bytes=40 << 20, memory=1.7e6),
     "L40S": dict(sm=89, sm_count=142, l2_bytes=96 << 20, memory=0.8e6),

@@ -18,7 +18,8 @@ LaunchShape paired_shape(int64_t clusters) {
 
 template <class Config>
 void launch_paired_backward(BwdParams const& params, LaunchContext const& launch) {
-  int resident = launch.device.sm_count / Config::kCluster;
+  // Where fewer SMs are left than a cluster has CTAs, it takes more.
+  int resident = std::max(launch.device.sm_count / Config::kCluster, 1);
   if constexpr (Config::kSplitsColumns) {
     resident = std::min(
         resident, active_clusters<paired_backward_kernel<Config>>(launch, paired_shape<Config>(1)));
