@@ -14,6 +14,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from flash_attn import backend
+from flash_attn.dispatch import content_checks, direct
 from tests import all_pairs
 from tests.devices import GPU
 from tests.gpu_room import Room
@@ -93,6 +95,20 @@ def device(request, monkeypatch) -> Iterator[str]:
         pytest.skip("too many thread blocks for the host")
     with host_kernels.serving(monkeypatch, HOST_KERNELS[request.param]):
         yield "cpu"
+
+
+@pytest.fixture
+def checking(device, monkeypatch) -> Iterator[None]:
+    """As if FLASH_ATTN_CHECK=1 had been set when the package was imported."""
+    monkeypatch.setattr(direct, "enabled", False)
+    if backend.CHECK:
+        yield
+        return
+    monkeypatch.setattr(backend, "CHECK", True)
+    library = torch.library.Library("flash_attn", "IMPL")
+    content_checks.register(library)
+    yield
+    library._destroy()
 
 
 @pytest.fixture(scope="session")

@@ -10,23 +10,9 @@ from bad_contents import CASES, both, lengths, one_new_key, pages
 from bad_input import CALLS, HALF, cache, int32, varlen
 from compare import assert_bitwise
 
-from flash_attn import backend, flash_attn_varlen_func, flash_attn_with_kvcache
-from flash_attn.dispatch import content_checks, direct
+from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 from flash_attn.flash_attn_interface import _flash_attn_varlen_backward, _flash_attn_varlen_forward
 from tests.commands import run
-
-
-@pytest.fixture
-def checking(device, monkeypatch):
-    """As if FLASH_ATTN_CHECK=1 had been set when the package was imported."""
-    monkeypatch.setattr(direct, "enabled", False)
-    if backend.CHECK:
-        yield
-        return
-    library = torch.library.Library("flash_attn", "IMPL")
-    content_checks.register(library)
-    yield
-    library._destroy()
 
 
 def raises(bad, device: str) -> None:

@@ -10,22 +10,7 @@ from torch import Tensor
 
 import flash_attn_interface as fa3
 from flash_attn import backend
-from flash_attn.dispatch import content_checks, direct
 from flash_attn_3 import _contents
-
-
-@pytest.fixture
-def checking(device, monkeypatch):
-    """As if FLASH_ATTN_CHECK=1 had been set when the package was imported."""
-    monkeypatch.setattr(direct, "enabled", False)
-    if backend.CHECK:
-        yield
-        return
-    monkeypatch.setattr(backend, "CHECK", True)
-    library = torch.library.Library("flash_attn", "IMPL")
-    content_checks.register(library)
-    yield
-    library._destroy()
 
 
 def ints(device: str, *values) -> Tensor:
