@@ -10,7 +10,6 @@ import torch.nn.functional as F
 
 from flash_attn import backend, flash_attn_varlen_func, flash_attn_varlen_qkvpacked_func
 from flash_attn.api import leading_zero, warn
-from tests.test_contents import checking  # noqa: F401  a fixture
 
 LENGTHS = torch.tensor([3, 0, 5])
 ENDS = F.pad(LENGTHS.cumsum(0), (1, 0)).int()
@@ -76,7 +75,7 @@ def test_numbers_of_keys_in_pages_start_anywhere():
         flash_attn_varlen_func(q, pages, pages, ENDS[[0, 3]], ends_k, 8, 8, block_table=table)
 
 
-def test_checks_of_contents_warn(device, checking):  # noqa: F811
+def test_checks_of_contents_warn(device, checking):
     """On a GPU, with FLASH_ATTN_CHECK=1."""
     with pytest.warns(UserWarning, match=SAID):
         call(FORGOTTEN["cumsum"], device)
