@@ -50,13 +50,15 @@ def test_it_starts_with_the_readmes_commands(checkout):
     readme = readme_commands()
     assert len(readme) == 2
     assert calls[: len(readme)] == [(str(checkout), command, "") for command in readme]
-    assert {archs for _, _, archs in calls[len(readme) + 2 :]} == {"80;90a"}  # after lint, docs
+    assert {archs for _, _, archs in calls[len(readme) + 1 :]} == {"80;90a"}  # after lint
 
 
 def test_it_ends_with_the_time_of_each_step_and_what_the_suite_said(checkout):
     done, calls = run_ci(checkout)
     table = done.stdout.split(" seconds  step\n")[1].splitlines()
-    assert [line[10:] for line in table[1:-2]] == [command for _, command, _ in calls]
+    steps = [command for line in table[1:-2] for command in line[10:].split(", ")]
+    assert steps[:-2] == [command for _, command, _ in calls[:-2]]
+    assert sorted(steps[-2:]) == sorted(command for _, command, _ in calls[-2:])  # side by side
     assert all(re.match(r" *\d+  ", line) for line in table[:-1])
     assert table[-1] == CLOSING
 
@@ -66,6 +68,16 @@ def test_it_ends_where_a_command_fails(checkout):
     done, calls = run_ci(checkout)
     assert done.returncode != 0
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("failing", ["docs", "newest"])
+def test_it_fails_where_one_of_two_side_by_side_does(checkout, failing):
+    note = f'echo "|$*|" >> {checkout.parent / "notes"}; echo "out of $*"; echo "{CLOSING}"'
+    script(checkout.parent / "bin" / "make", f'{note}; test "$*" != {failing}')
+    done, calls = run_ci(checkout)
+    assert done.returncode != 0
+    assert sorted(command for _, command, _ in calls[-2:]) == ["docs", "newest"]
+    assert {"out of docs", "out of newest"} <= set(done.stdout.splitlines())
 
 
 def test_where_things_were_built_it_runs_in_a_copy_without_them(checkout):
