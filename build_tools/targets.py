@@ -11,7 +11,7 @@ from build_tools.plan import arch_number
 FAMILIES = {"sm80": "80", "sm90": "90a"}
 # Architecture-specific code ("a") runs on its own GPU only, so it has no PTX for later ones.
 PORTABLE = frozenset({"sm80"})
-# Kernels that start beside the launch before them where they can: what csrc/core/launch_order.h
+# Kernels that start beside the launch before them where they can: what csrc/core/early_launch.h
 # says needs sm_90's instructions, so Hopper's code is not from sm_80's.
 OVERLAPPING = frozenset({"decode"})
 # Machine code of the families that run on one GPU.

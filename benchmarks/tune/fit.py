@@ -15,7 +15,7 @@ _SOFT = 0.03  # choices that are predicted as near as this share the expectation
 _ERRORS = 0.1  # weight of the errors of times, beside the regret
 _PRIOR = 0.03  # weight of numbers' changes, beside the sum of the problems' regrets
 # Changes, as logarithms beside the median change of a schedule's or tile's numbers, that count 1.
-_USUAL = {"begin": 0.3, "step": 0.06}
+_USUAL = {"fixed": 0.3, "step": 0.06}
 _NEAR = 1.35  # times the best: choices whose times count
 _FEW = 6  # problems, below which a number changes with those of its schedule or tile alone
 # Factors of the number that the fit begins with, and bounds that are physical.
@@ -26,7 +26,7 @@ _FACTORS = {
     "memory": (0.85, 1.15),
     "reads": (0.85, 1.15),
 }
-_BOUNDS = {"begin": (0.5, 12), "launch": (1, 10), "l2_factor": (0.7, 1.6)}
+_BOUNDS = {"fixed": (0.5, 12), "launch": (1, 10), "l2_factor": (0.7, 1.6)}
 
 
 class Data:
@@ -118,8 +118,8 @@ def bounds_of(name: str, start: float, rates: dict[str, float]) -> tuple[float, 
 
 
 class Fit:
-    """Changes one number, or all steps or begins, of a schedule or tile or of all, by a factor, as
-    long as that lessens the loss."""
+    """Changes one number, or all steps or fixed times, of a schedule or tile or of all, by a
+    factor, as long as that lessens the loss."""
 
     def __init__(self, part: Part, data: Data, rates: dict[str, float]):
         self.part, self.model, self.start = part, part.model, part.model.numbers

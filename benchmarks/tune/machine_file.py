@@ -50,14 +50,14 @@ def _bytes(count: int) -> str:
 
 
 def _tables(model: Model, constant: str) -> list[str]:
-    """Rows of {head dim, head dim of v, {begin, step}, …}."""
+    """Rows of {head dim, head dim of v, {fixed, step}, …}."""
     rows: dict[tuple[str, ...], list[float]] = {}
     for name, number in zip(model.names, model.numbers):
         if name.count("/"):
             rows.setdefault(tuple(name.split("/")[:3]), []).append(float(number))
     lines = []
     for direction, kernels in _KERNELS.items():
-        lines += [f"// {{begin, step}} of: {kernels}.",
+        lines += [f"// {{fixed, step}} of: {kernels}.",
                   f"inline constexpr RowTimes {constant}{direction}[] = {{"]  # fmt: skip
         for (of, d, dv), numbers in rows.items():
             if of == _member(direction):

@@ -50,7 +50,7 @@ void each_choice(Call const& c, Visit visit) {
   }
 }
 
-// visit(name, float&) for each number; those of kernels as backward/128/128/tiles/begin.
+// visit(name, float&) for each number; those of kernels as backward/128/128/tiles/fixed.
 template <class Visit>
 void each_number(Visit visit) {
   Machine& m = machine;
@@ -68,7 +68,7 @@ void each_number(Visit visit) {
       KernelTimes* times = row.kernels;
       for (char const* kernel : kernels) {
         std::string const of = concat(direction, row.head_dim, '/', row.head_dim_v, '/', kernel);
-        visit(of + "/begin", times->begin), visit(of + "/step", times->step);
+        visit(of + "/fixed", times->fixed), visit(of + "/step", times->step);
         ++times;
       }
     }

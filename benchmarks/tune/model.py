@@ -84,7 +84,7 @@ def _library() -> ctypes.CDLL:
 class Model:
     """One at a time: a new one takes the place of the last. Begins with the numbers of the machine
     whose L2 is nearest in size. ``names``: of the numbers; of kernels' as in
-    backward/128/128/tiles/begin. sm_count 0: that machine's."""
+    backward/128/128/tiles/fixed. sm_count 0: that machine's."""
 
     def __init__(self, l2_bytes: int, sm_count: int = 0):
         self._library = _library()

@@ -22,7 +22,7 @@ Variant const& forward_variant(Tensor const& q, FwdParams const& p) {
   char const* const dtype = p.codes.of_q ? "e4m3" : dtype_name(q, "q");
   return select({paged ? Direction::Paged : Direction::Fwd, dtype, p.head_dim, p.head_dim_v,
                  p.scores.has_score_mods(), sm, device.smem_per_block, page_layout(p),
-                 /*softcap=*/0.f, /*largest_logits=*/p.max_logits.wanted(), bits_of_keys(p)});
+                 /*softcap=*/0.f, /*max_logits=*/p.max_logits.wanted(), bits_of_keys(p)});
 }
 
 // The plan has found a row of one dtype, and the table has the same rows for both.

@@ -147,13 +147,12 @@ struct Described {
   bool read(PyObject* args) {
     FwdParams& p = params;
     Seqlens& s = p.seqlens;
-    int page_size = 0, batch_invariant = 0, used_k = 0, largest_logits = 0, contents = 0;
+    int page_size = 0, batch_invariant = 0, used_k = 0, max_logits = 0, contents = 0;
     long long total_q = 0, total_k = 0, l2_bytes = 0, memory_rate = 0;
     if (!parse(args, &device.sm, &dtype, &p.head_dim, &p.head_dim_v, &full_scores, &device.sm_count,
                &l2_bytes, &memory_rate, &s.batch, &s.seqlen_q, &s.seqlen_k, &total_q, &total_k,
                &p.heads_q, &p.heads_kv, &p.mask.left, &p.mask.right, &num_splits, &page_size,
-               &cached, &batch_invariant, &odd_rows, &used_k, &largest_logits, &s.few_q,
-               &contents)) {
+               &cached, &batch_invariant, &odd_rows, &used_k, &max_logits, &s.few_q, &contents)) {
       return false;
     }
     device.l2_bytes = l2_bytes;
@@ -166,7 +165,7 @@ struct Described {
     p.pages.table = page_size ? &something : nullptr;
     p.pages.page_size = FastDiv(std::max(page_size, 1));
     p.batch_invariant = batch_invariant;
-    p.max_logits.to_row = largest_logits;
+    p.max_logits.to_row = max_logits;
     p.scores.softmax_scale = 1.f;
     p.scores.softcap = full_scores ? 1.f : 0.f;
     p.codes.used = contents == kCodes || contents == kCodesOfRows || contents == kProducts;
@@ -187,7 +186,7 @@ struct Described {
             device.smem_per_block,
             params.pages.table ? page_layout(params.pages.page_size.divisor) : PageLayout::Boxes,
             /*softcap=*/0.f,
-            /*largest_logits=*/params.max_logits.wanted(),
+            /*max_logits=*/params.max_logits.wanted(),
             bits_of_keys(params)};
   }
 
@@ -310,14 +309,14 @@ PyMethodDef methods[] = {
     {"explain_forward", explain_forward, METH_VARARGS,
      "(sm, dtype, head_dim, head_dim_v, full_scores, sm_count, l2_bytes, memory_rate, batch, "
      "seqlen_q, seqlen_k, total_q, total_k, heads, heads_kv, left, right, num_splits, page_size, "
-     "cached, batch_invariant, odd_rows, used_k, largest_logits, few_queries, contents) -> JSON: "
+     "cached, batch_invariant, odd_rows, used_k, max_logits, few_queries, contents) -> JSON: "
      "the variant, why the others do not serve the call, block_n (keys of the tile), splits (KV "
      "splits), and the "
      "plan: its choices, the predicted time of each, and the chosen one. memory_rate: bytes that "
      "memory moves in a µs, 0 if unknown. total_q, total_k: rows of varlen tensors, otherwise -1. "
      "page_size: rows of a page, 1 if left padding or strides rule out boxes of more "
      "rows, 0 without pages. odd_rows: a cache's rows are not multiples of 16 bytes. used_k: "
-     "whether a tensor says how many keys are in use. largest_logits: whether they are wanted. "
+     "whether a tensor says how many keys are in use. max_logits: whether they are wanted. "
      "few_queries: explain_decode's, or 0. contents: of a cache: 1 for codes of 8 bits, 2 "
      "if their scales are of rows, 3 for latent rows."},
     {"explain_backward", explain_backward, METH_VARARGS,

@@ -48,7 +48,7 @@ plan::Problem problem_of(FwdParams const& p, int64_t num_splits, bool cached) {
   problem.head_dim_v = p.head_dim_v;
   problem.mask = p.mask;
   problem.dropout = p.scores.dropout_p > 0.f;
-  problem.largest_logits = p.max_logits.wanted();
+  problem.max_logits = p.max_logits.wanted();
   problem.batch_invariant = p.batch_invariant;
   problem.page_size = paged ? static_cast<int>(p.pages.page_size.divisor) : 0;
   problem.page_boxes = paged && page_layout(p) == PageLayout::Boxes;

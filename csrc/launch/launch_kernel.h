@@ -17,7 +17,7 @@ struct LaunchShape {
   int threads;
   int smem_bytes;
   int cluster = 1;     // neighbouring CTAs that run together and reach each other's shared memory
-  bool early = false;  // may start before the stream's last launch ends (core/launch_order.h)
+  bool early = false;  // may start before the stream's last launch ends (core/early_launch.h)
 };
 
 // More than 48 KiB of shared memory has to be requested per kernel and device. This is done when a
@@ -73,7 +73,7 @@ inline cudaLaunchAttribute cluster_attribute(int blocks) {
   return attribute;
 }
 
-// Whether a kernel's code has the instructions of core/launch_order.h and core/cluster.h. Code made
+// Whether a kernel's code has the instructions of core/early_launch.h and core/cluster.h. Code made
 // from an older virtual architecture's PTX lacks them on every GPU.
 template <auto kKernel>
 bool has_hopper_code(LaunchContext const& launch) {

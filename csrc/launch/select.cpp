@@ -65,7 +65,7 @@ bool rejects(Variant const& v, Request const& r, Say say) {
   if (r.full_scores && v.is_plain()) {
     return because("is plain: no softcap, ALiBi, dropout, scale <= 0 or odd rows");
   }
-  if (r.largest_logits && (v.arch != 90 || v.cluster > 1) && v.is_plain()) {
+  if (r.max_logits && (v.arch != 90 || v.cluster > 1) && v.is_plain()) {
     return because("keeps no largest logits");
   }
   // A tanh that is exact for all softcaps would spill 200 bytes more of these kernels' registers.
@@ -88,7 +88,7 @@ std::string describe(Request const& r) {
   return concat(to_string(r.direction), " ", r.dtype, " head_dim ", r.head_dim,
                 r.head_dim_v == r.head_dim ? std::string() : concat("/", r.head_dim_v),
                 r.full_scores ? " with softcap, ALiBi, dropout, a scale <= 0 or odd rows" : "",
-                r.largest_logits ? " with largest logits" : "",
+                r.max_logits ? " with largest logits" : "",
                 r.cached_bits == 8 ? " with a cache of codes" : "", " on sm_", r.sm);
 }
 

@@ -51,7 +51,7 @@ struct Request {
   int smem_per_block;
   PageLayout pages = PageLayout::Any;  // of a paged call
   float softcap = 0.f;                 // of a backward call
-  bool largest_logits = false;         // of a forward call: whether they are wanted
+  bool max_logits = false;             // of a forward call: whether they are wanted
   int cached_bits = 16;                // of the keys; 8 of codes
 
   bool operator==(Request const&) const = default;

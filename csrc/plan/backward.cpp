@@ -6,15 +6,16 @@ namespace {
 
 // Tiles that add to dQ in turn, by a semaphore, take this part of a step longer.
 constexpr double kSemaphore = 0.18;
-// KV blocks that wait for each other begin so many steps apart; a tile's begin is so many steps.
-constexpr double kLag = 1.3, kBegin = 2.5;
+// KV blocks that wait for each other begin so many steps apart; a tile's fixed time is so many
+// steps.
+constexpr double kLag = 1.3, kFixed = 2.5;
 // Tiles of a head that load a row of each part from memory; the others at work find it in L2.
 constexpr double kApart = 3;
 // Neighbouring tiles of a head drift apart by this part of block_n, in rows, per query head: under
 // a limit of the mask they do not have equally many steps.
 constexpr double kDrift = 0.5;
 // A tile of a varlen batch, which finds its sequence first, takes so many times as long to begin.
-constexpr float kVarlenBegin = 1.7f;
+constexpr float kVarlenFixed = 1.7f;
 // Sums of up to so many bytes are always allowed; larger ones, if they are no more than dQ's sums.
 constexpr double kLittle = 128 << 20;
 // A step with score mods takes so many times as long.
@@ -25,9 +26,9 @@ KernelTimes times_of(Machine const& m, Kernel const& k, Schedule schedule) {
   double const flops = 2. * k.block_m * k.block_n * (3. * k.head_dim + 2. * k.head_dim_v);
   KernelTimes const counted{6.f, counted_step(m, k, flops)};
   bool const hopper = k.sm == 90;
-  auto const [begin, step] = times_of(hopper ? m.backward : std::span<RowTimes const>{}, k,
+  auto const [fixed, step] = times_of(hopper ? m.backward : std::span<RowTimes const>{}, k,
                                       static_cast<int>(schedule), counted);
-  return {begin, step * (hopper && !k.plain ? kScoreMods : 1.f)};
+  return {fixed, step * (hopper && !k.plain ? kScoreMods : 1.f)};
 }
 
 // The tiles of a choice, and what they take: KV blocks of GQA splits of KV heads.
@@ -89,7 +90,7 @@ struct BackwardCost {
     int most = !one && dense && !p.unmasked() ? std::max(k.resident / 4, 2) : least;
     if (waits) {
       double const lag = p.window() ? 0 : kLag + (p.unmasked() ? 0 : 2);
-      least = std::clamp(static_cast<int>(lag * k.resident / (steps / of_head * c.heads + kBegin)),
+      least = std::clamp(static_cast<int>(lag * k.resident / (steps / of_head * c.heads + kFixed)),
                          std::max(k.resident / 16, 1), std::max(3 * k.resident / 4, 1));
       most = std::min(4 * least, k.resident);
     }
@@ -129,18 +130,18 @@ struct BackwardCost {
   // Free CTAs draw one tile after the other; the last round of heads begins with its longest. Or
   // they draw all tiles of a sequence, and the longest sequence comes first.
   double compute_us() const {
-    auto const [plain_begin, plain_step] = times_of(m, k, c.schedule);
+    auto const [plain_fixed, plain_step] = times_of(m, k, c.schedule);
     double const resident = k.resident, of_split = steps * p.group() / splits;
     if (c.schedule == Schedule::KvPersistent) {
-      return queue_us(items, resident, of_head * plain_begin + of_split * plain_step,
-                      most_tiles * (plain_begin + longest.mean * c.heads * plain_step), items);
+      return queue_us(items, resident, of_head * plain_fixed + of_split * plain_step,
+                      most_tiles * (plain_fixed + longest.mean * c.heads * plain_step), items);
     }
     bool const in_turn = c.schedule == Schedule::Tiles && in_order;
     double const step = plain_step * (in_turn ? 1 + kSemaphore : 1);
-    double const begin = plain_begin * (p.varlen_k ? kVarlenBegin : 1);
+    double const fixed = plain_fixed * (p.varlen_k ? kVarlenFixed : 1);
     bool const any = p.varlen_k && !p.alike();
-    return queue_us(items * of_item, resident, begin + of_split / of_item * step,
-                    begin + std::ceil(longest.longest / c.row_splits) * c.heads * step,
+    return queue_us(items * of_item, resident, fixed + of_split / of_item * step,
+                    fixed + std::ceil(longest.longest / c.row_splits) * c.heads * step,
                     (any ? 1 : last_round(ordered, together)) * most_tiles * c.row_splits);
   }
 

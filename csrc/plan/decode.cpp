@@ -66,7 +66,7 @@ struct DecodeCost {
     // the machine's times at these dims are those of Hopper's.
     constexpr KernelTimes kOthers{8.f, 1.f};
     bool const timed = k.merges_after || k.head_dim == k.head_dim_v;
-    auto const [begin, step] =
+    auto const [fixed, step] =
         timed ? times_of(m.decode, k, k.codes ? kOfCodes : kOf16Bits, kOthers) : kOthers;
     // CTAs search their pieces from lengths that the device knows.
     bool const known = !p.varlen_q && (p.batch == 1 || !(p.used_k || p.varlen_k));
@@ -84,7 +84,7 @@ struct DecodeCost {
     double const unit_us = one_each ? std::max(read_us, double(step)) : read_us;
     // What a further CTA adds, and one that computes where an SM has one at a time.
     double const further = m.next_block * (1 + kNextCluster * s.cluster_log2) + search;
-    double const next = one_each ? begin : further;
+    double const next = one_each ? fixed : further;
     double busy = further * surplus / m.sm_count;
     if (of_sm > 1) {
       // Where all run at once, the busiest SM has a whole number of them. Pieces are as
@@ -99,8 +99,8 @@ struct DecodeCost {
     // it has more than an average one is done beside them.
     double const rounds = std::max(ctas / (cluster * at_a_time), 1.);
     double const left = std::max(piece - rounds * units, 0.) / 2 * step;
-    double const late = cut || one_each ? 0 : late_us(us, begin, piece * step);
-    return begin + (cluster > 1 ? m.cluster_block * cluster : 0) + search +
+    double const late = cut || one_each ? 0 : late_us(us, fixed, piece * step);
+    return fixed + (cluster > 1 ? m.cluster_block * cluster : 0) + search +
            std::max(us + std::max(left, late), overlapped(piece * step, memory_us)) +
            merge_us(longest / piece);
   }
@@ -112,7 +112,7 @@ struct DecodeCost {
 
   // What the last CTAs, or clusters, take when the others have ended, where not all run at once. If
   // all take the same, the last ones begin when the others end, and have the memory for themselves.
-  double late_us(double us, double begin, double longest_us) const {
+  double late_us(double us, double fixed, double longest_us) const {
     double const all = ranges * tiles, rounds = std::ceil(all / at_a_time);
     if (rounds <= 1) {
       return 0;
@@ -120,7 +120,7 @@ struct DecodeCost {
     double const last = (all - (rounds - 1) * at_a_time) / all;
     double const alike = std::clamp(2 * mean / longest - 1, 0., 1.);
     return std::max((1 - alike) * kLate * longest_us,
-                    alike * std::max(begin + longest_us - us * last, 0.));
+                    alike * std::max(fixed + longest_us - us * last, 0.));
   }
 
   // What core/piece_schedule.h will find. A sequence's last piece is half as long as the others, on

@@ -82,7 +82,7 @@ struct ForwardCost {
 
   // Tiles take different times under a mask; the longest tiles of each round of strips come first.
   double compute_us() const {
-    auto const [begin, full_step] = times_of(m, k, c.tile);
+    auto const [fixed, full_step] = times_of(m, k, c.tile);
     // The share of warpgroups that have rows.
     double const rest = p.mean_q() - (of_strip - 1) * queries;
     double const last_rows = std::clamp(divide_up(rest, of_warpgroup) / warpgroups, 0., 1.);
@@ -95,7 +95,7 @@ struct ForwardCost {
     // be in any strip: a quarter of the strips is taken to follow.
     bool const any = p.used_k && !p.varlen_q && p.batch > 1;
     double const last = any ? std::max(strips / 4, 1.) : last_round(ordered, c.side_by_side);
-    return queue_us(tiles, k.resident, begin + steps * step, begin + longest * step,
+    return queue_us(tiles, k.resident, fixed + steps * step, fixed + longest * step,
                     last * std::max(most, of_strip));
   }
 
@@ -137,7 +137,7 @@ std::vector<ForwardChoice> candidates(Problem const& p, Machine const& m, Kernel
   // Long tiles of pages and splits keep no largest logits.
   bool const long_of_pages = k.second_block_n > kMostPagedKeys && p.whole_rows &&
                              p.head_dim == k.head_dim && p.head_dim_v == k.head_dim_v &&
-                             p.page_boxes && !p.largest_logits && !k.query_codes;
+                             p.page_boxes && !p.max_logits && !k.query_codes;
   // Kernels of pairs of CTAs have neither pack-GQA nor splits.
   bool const heads_share = k.sm == 90 && k.plain && !k.query_codes && p.heads_apart &&
                            p.group() <= kWarpgroupRows && !is_wide(k.head_dim, k.head_dim_v);
@@ -157,7 +157,7 @@ std::vector<ForwardChoice> candidates(Problem const& p, Machine const& m, Kernel
   }
   ForwardCost const whole{p, m, k, {ForwardTile::First, 1, 1}};
   bool const fills_gpu = p.alike() && whole.tiles >= k.resident;
-  if (heads_share && !fills_gpu && !p.batch_invariant && !p.largest_logits) {
+  if (heads_share && !fills_gpu && !p.batch_invariant && !p.max_logits) {
     int const most = p.num_splits == 0 ? kMostSplits : p.num_splits;
     for (int splits = 2; splits <= std::min(most, kMostSplits); splits *= 2) {
       if (bytes_of_splits(p, splits) <= kMostBytes) {

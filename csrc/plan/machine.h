@@ -12,7 +12,7 @@ namespace flash::plan {
 
 // A kernel's time on one SM, in µs.
 struct KernelTimes {
-  float begin;  // the beginning and end of a tile, besides its steps
+  float fixed;  // of a tile, whatever its steps: its beginning and its end
   float step;   // a tile's rows against its keys, once
 };
 

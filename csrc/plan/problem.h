@@ -24,7 +24,7 @@ struct Problem {
   int head_dim_v;  // of v and out
   Mask mask;       // negative widths: no limit
   bool dropout;
-  bool largest_logits;   // are wanted, which KV splits and long tiles of pages do not keep
+  bool max_logits;       // are wanted, which KV splits and long tiles of pages do not keep
   bool batch_invariant;  // a sequence's result may not depend on the others
   // Only for a forward or a decode:
   int page_size;      // 0: not in pages

@@ -36,16 +36,16 @@ def softmax_delta(dout: Tensor, out: Tensor, dlse: Tensor | None, softmax_d: Ten
         softmax_d.sub_(dlse.transpose(-1, -2))
 
 
-def largest_of_heads(rows: Tensor) -> Tensor:
+def max_of_heads(rows: Tensor) -> Tensor:
     """(h,) of rows' largest logits, (b, h, s) or packed (h, total)."""
     if rows.numel() == 0:
         return rows.new_full((rows.shape[-2],), -math.inf)
     return rows.amax((0, 2) if rows.dim() == 3 else 1)
 
 
-def largest_logits(call: Forward, rows: Tensor) -> Tensor:
+def max_logits_output(call: Forward, rows: Tensor) -> Tensor:
     """The op's score_output of a call that asks for them."""
-    return largest_of_heads(rows) if call.max_logits_of_heads else rows
+    return max_of_heads(rows) if call.max_logits_of_heads else rows
 
 
 def sink_gradient(s_aux: Tensor, lse: Tensor, softmax_d: Tensor, head_dim: int) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from flash_attn.call import Backward, Forward, accumulation_dtype
 
 from .attend import attend, attend_backward
-from .common import draw_rng_state, largest_logits, sink_gradient, softmax_delta
+from .common import draw_rng_state, max_logits_output, sink_gradient, softmax_delta
 from .probabilities import probabilities
 from .scores import make_scores
 
@@ -25,7 +25,7 @@ def forward(call: Forward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     attend(
         q, k, v, out, lse, scores, batch_invariant=call.batch_invariant, max_logits=max_logits
     )  # fmt: skip
-    score_output = q.new_empty(0) if max_logits is None else largest_logits(call, max_logits)
+    score_output = q.new_empty(0) if max_logits is None else max_logits_output(call, max_logits)
     if call.return_softmax:
         score_output = q.new_empty(batch, heads, seqlen_q, k.shape[1])
         probabilities(q, k, lse, score_output, scores)

@@ -13,7 +13,7 @@ from flash_attn.call import Backward, Forward, Keys, Lengths, accumulation_dtype
 from . import latent
 from .attend import attend, attend_backward
 from .batches import Batch, batches
-from .common import draw_rng_state, largest_logits, sink_gradient, softmax_delta
+from .common import draw_rng_state, max_logits_output, sink_gradient, softmax_delta
 from .fp8 import Codes
 from .paging import Pages
 from .probabilities import probabilities
@@ -62,7 +62,7 @@ def varlen_forward(call: Forward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         if max_logits is not None:
             max_logits[:, unused].fill_(-math.inf)
     if max_logits is not None:
-        score_output = largest_logits(call, max_logits)
+        score_output = max_logits_output(call, max_logits)
     return out.to(call.q.dtype), lse, score_output, rng_state
 
 

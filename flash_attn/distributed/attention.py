@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from flash_attn.api import checks
 from flash_attn.call import MaxLogits, Options, Window, pick
-from flash_attn.cpu.common import largest_of_heads
+from flash_attn.cpu.common import max_of_heads
 from flash_attn.dispatch import autograd, calls
 from flash_attn.distributed import agree
 from flash_attn.distributed.all_to_all import heads_for_rows, repeated_heads, rows_for_heads
@@ -415,7 +415,7 @@ def _largest(rows: Tensor | None, ranks: _Ranks, options: _Options) -> Tensor | 
     """Rows' largest logits (b, h, s) as the call wants them: as they are, or (h,) of all ranks."""
     if rows is None or options.return_max_logits == "row":
         return rows
-    heads = largest_of_heads(rows)
+    heads = max_of_heads(rows)
     for group in (ranks.ring, ranks.split):
         if group is not None:
             dist.all_reduce(heads, op=dist.ReduceOp.MAX, group=group)

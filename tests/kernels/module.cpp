@@ -197,11 +197,11 @@ void probabilities(std::string const& dtype, py::dict const& call) {
 // The name of the row that serves a forward call, and why each of the others does not. page_size:
 // of keys in pages, else 0.
 py::tuple select_forward(std::string const& dtype, int head_dim, int head_dim_v, bool full_scores,
-                         int sm, int smem_per_block, int page_size, bool largest_logits) {
+                         int sm, int smem_per_block, int page_size, bool max_logits) {
   flash::Direction const direction = page_size ? flash::Direction::Paged : flash::Direction::Fwd;
-  flash::Selection const selection = flash::explain(
-      {direction, dtype.c_str(), head_dim, head_dim_v, full_scores, sm, smem_per_block,
-       flash::page_layout(page_size), /*softcap=*/0.f, largest_logits});
+  flash::Selection const selection =
+      flash::explain({direction, dtype.c_str(), head_dim, head_dim_v, full_scores, sm,
+                      smem_per_block, flash::page_layout(page_size), /*softcap=*/0.f, max_logits});
   py::dict rejected;
   for (flash::Rejection const& r : selection.rejected) {
     rejected[r.variant->name] = r.why;
@@ -395,7 +395,7 @@ PYBIND11_MODULE(flash_kernels, m) {
   m.def("run", &run, py::arg("name"), py::arg("call"));
   m.def("select", &select_forward, py::arg("dtype"), py::arg("head_dim"), py::arg("head_dim_v"),
         py::arg("full_scores"), py::arg("sm"), py::arg("smem_per_block"), py::arg("page_size") = 0,
-        py::arg("largest_logits") = false);
+        py::arg("max_logits") = false);
   m.def(
       "pages_are_boxes",
       [](py::dict const& call) {

@@ -1,6 +1,6 @@
 """Launches on one stream: when their thread blocks may run, and which tiles they then have.
 
-As core/launch_order.h says it: a launch starts when all before it have ended. An early one starts
+As core/early_launch.h says it: a launch starts when all before it have ended. An early one starts
 when the one before lets it, which is when all of that one's blocks have begun, or have ended, and
 its blocks may wait until that one has ended.
 """

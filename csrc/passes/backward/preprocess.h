@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "core/launch_order.h"
+#include "core/early_launch.h"
 #include "core/mask.h"
 #include "passes/backward/row_stats.h"
 

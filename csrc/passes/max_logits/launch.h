@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "core/launch_order.h"
+#include "core/early_launch.h"
 #include "launch/launch_kernel.h"
 
 namespace flash {
@@ -12,7 +12,7 @@ namespace flash {
 constexpr int kMaxLogitsThreads = 128;
 
 // One CTA. logits: [heads]. Config: of the forward that follows, so that this has code for the same
-// GPUs; what portable code lacks is in core/launch_order.h.
+// GPUs; what portable code lacks is in core/early_launch.h.
 template <class Config>
 __global__ void __launch_bounds__(kMaxLogitsThreads)
     start_max_logits_kernel(float* logits, int heads) {

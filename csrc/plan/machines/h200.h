@@ -5,7 +5,7 @@
 
 namespace flash::plan {
 
-// {begin, step} of: tiles, KV-persistent, ordered dQ.
+// {fixed, step} of: tiles, KV-persistent, ordered dQ.
 inline constexpr RowTimes kH200Backward[] = {
     {64, 64, {{7.698f, 2.019f}, {4.994f, 3.038f}, {6.083f, 2.312f}}},
     {96, 96, {{9.366f, 1.44f}, {1.918f, 3.364f}, {5.847f, 1.591f}}},
@@ -16,7 +16,7 @@ inline constexpr RowTimes kH200Backward[] = {
     {512, 512, {{8.238f, 2.803f}, {2.652f, 4.634f}, {8.79f, 3.492f}}},
 };
 
-// {begin, step} of: the row's tile, its second one, pack-GQA, pack-GQA with splits.
+// {fixed, step} of: the row's tile, its second one, pack-GQA, pack-GQA with splits.
 inline constexpr RowTimes kH200Forward[] = {
     {64, 64, {{2.94f, 1.459f}, {}, {3.0f, 1.463f}, {1.75f, 1.553f}}},
     {96, 96, {{2.51f, 1.452f}, {2.55f, 1.266f}, {1.88f, 1.512f}, {1.84f, 2.011f}}},
@@ -27,14 +27,14 @@ inline constexpr RowTimes kH200Forward[] = {
     {512, 512, {{8.713f, 1.519f}, {}, {}, {}}},
 };
 
-// {begin, step} of: the same of codes.
+// {fixed, step} of: the same of codes.
 inline constexpr RowTimes kH200ForwardCodes[] = {
     {64, 64, {{2.94f, 1.18f}, {}, {3.0f, 1.18f}, {1.75f, 1.25f}}},
     {128, 128, {{1.9f, 1.68f}, {}, {2.1f, 1.69f}, {2.2f, 1.72f}}},
     {256, 256, {{2.44f, 1.83f}, {}, {2.32f, 1.84f}, {2.27f, 1.87f}}},
 };
 
-// {begin, step} of: the row's tile, its second one, where products are of codes.
+// {fixed, step} of: the row's tile, its second one, where products are of codes.
 inline constexpr RowTimes kH200ForwardFp8[] = {
     {64, 64, {{1.4f, 1.28f}, {1.4f, 1.78f}}},
     {96, 96, {{1.94f, 1.51f}, {1.97f, 1.8f}}},
@@ -44,7 +44,7 @@ inline constexpr RowTimes kH200ForwardFp8[] = {
     {256, 256, {{2.9f, 2.16f}, {}}},
 };
 
-// {begin, step} of: pieces, of 16 bits and of codes.
+// {fixed, step} of: pieces, of 16 bits and of codes.
 inline constexpr RowTimes kH200Decode[] = {
     {64, 64, {{6.541f, 1.062f}, {7.222f, 0.968f}}},
     {128, 128, {{6.668f, 0.8542f}, {7.945f, 1.231f}}},

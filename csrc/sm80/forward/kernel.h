@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/dynamic_smem.h"
-#include "core/row_maxima.h"
+#include "core/max_logits.h"
 #include "core/score_fragments.h"
 #include "core/tile_grid.h"
 #include "sm80/forward/key_loader.h"
@@ -34,13 +34,13 @@ struct Accumulators {
 // All lanes of a row have the same maximum, so each finds its own. Plain kernels do not serve such
 // calls.
 template <class Config>
-struct LargestLogits {
+struct KeepMaxLogits {
   RowBlock<Config> const& block;
   SharedStorage<Config>& smem;
 
   __device__ bool wanted() const {
     return Config::kScores != ScoreLevel::Plain && SplitThread<Config>{}.split == 0 &&
-           block.keeps_largest;
+           block.keeps_max_logits;
   }
   __device__ int& of(int r) const {
     unsigned index = SplitThread<Config>{}.thread;
@@ -66,7 +66,7 @@ struct LargestLogits {
     if (wanted()) {
       float const top = from_bits_in_order(of(r));
       float const logit =
-          largest_logit(acc.softmax.saw_key(r), top, block.score_mod.exponent_scale(), row_lse);
+          max_logit(acc.softmax.saw_key(r), top, block.score_mod.exponent_scale(), row_lse);
       if (block.max_logits.of_heads) {
         of(r) = bits_in_order(logit);
       } else {
@@ -123,7 +123,7 @@ __device__ int attend(KeyLoader<Config> const& loader, int key_block, Accumulato
     }
   }
   float factor[Acc::kRows];
-  LargestLogits<Config> const tops{block, loader.smem};
+  KeepMaxLogits<Config> const tops{block, loader.smem};
   bool const moves =
       acc.softmax.template raise<size<1>(s)>(s, factor, QuadReduce{}, NoOffsets{}, tops);
   if_any_in_warp(moves, [&] {
@@ -154,7 +154,7 @@ __device__ void store(FwdParams const& p, RowBlock<Config> const& block,
   FragmentCoord<Config::kRowWarps> const coord(own.thread);
   float const keep_scale =
       Config::kScores == ScoreLevel::Full ? reciprocal_fast(1.f - p.scores.dropout_p) : 1.f;
-  LargestLogits<Config> const largest{block, smem};
+  KeepMaxLogits<Config> const largest{block, smem};
   float scale[Acc::kRows];
 #pragma unroll
   for (int r = 0; r < Acc::kRows; ++r) {
@@ -182,7 +182,7 @@ __device__ void forward_row_block(FwdParams const& p, RowBlock<Config> const& bl
   Accumulators<Config> acc(Config::kScores == ScoreLevel::Plain ? p.scores.softmax_scale
                                                                 : block.score_mod.exponent_scale());
   BlockRange const& range = block.range;
-  LargestLogits<Config>{block, smem}.begin();
+  KeepMaxLogits<Config>{block, smem}.begin();
   if (range.count() > 0) {
     KeyLoader<Config> const loader{block, p, smem};
     load_tile<Config::kBlockM, Config::kHeadDim, Config::kThreads>(

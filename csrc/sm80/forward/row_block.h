@@ -28,8 +28,8 @@ struct RowBlock {
   Element const* v;
   Element* out;  // first row of this block
   float* lse;
-  MaxLogits max_logits;  // of_heads: of this head
-  bool keeps_largest;    // whether the call asks, in one word
+  MaxLogits max_logits;   // of_heads: of this head
+  bool keeps_max_logits;  // whether the call asks, in one word
   KeyPages pages;
   bool pages_missing;
 
@@ -54,7 +54,7 @@ struct RowBlock {
     lse = p.lse.at(batch, row, head);
     max_logits = p.max_logits;
     max_logits.of_heads += max_logits.of_heads ? head : 0;
-    keeps_largest = p.max_logits.wanted();
+    keeps_max_logits = p.max_logits.wanted();
     // The rows behind the last sequence (see BlockInfo) have neither slopes nor sinks.
     bool const is_sequence = batch < p.seqlens.batch;
     float const slope = is_sequence ? p.scores.alibi_slope(batch, head) : 0.f;
@@ -79,7 +79,7 @@ struct SharedStorage : SplitSums<Config, Config::kScoreNumbers> {
   // In shared memory and read again at each use: kept in registers, these two dozen words make the
   // kernel spill.
   alignas(16) char block[sizeof(RowBlock<Config>)];
-  // Each row's largest logit; see LargestLogits.
+  // Each row's largest logit; see KeepMaxLogits.
   int maxima[Config::kScores == ScoreLevel::Plain ? 1 : Config::kBlockM];
 };
 

@@ -2,7 +2,7 @@
 // every chunk and head at once, because none depends on a state.
 #pragma once
 
-#include "core/launch_order.h"
+#include "core/early_launch.h"
 #include "sm80/linear/delta_inverse.h"
 
 namespace flash::sm80::linear {

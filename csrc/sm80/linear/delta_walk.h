@@ -9,7 +9,7 @@
 // operand B of O's, so that no number goes through shared memory.
 #pragma once
 
-#include "core/launch_order.h"
+#include "core/early_launch.h"
 #include "sm80/linear/delta_config.h"
 
 namespace flash::sm80::linear {

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "core/dynamic_smem.h"
-#include "core/launch_order.h"
+#include "core/early_launch.h"
 #include "linear/tilings.h"
 #include "sm80/linear/accumulator_rows.h"
 #include "sm80/linear/weights.h"

@@ -7,7 +7,7 @@
 #include <cutlass/arch/reg_reconfig.h>
 
 #include "core/dynamic_smem.h"
-#include "core/launch_order.h"
+#include "core/early_launch.h"
 #include "sm90/backward/drawn_tiles.h"
 #include "sm90/backward/loader.h"
 #include "sm90/backward/stream_consumer.h"

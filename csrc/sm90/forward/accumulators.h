@@ -14,7 +14,7 @@ struct Accumulators {
                                 Shape<Int<kWarpgroupRows>, Int<Config::kHeadDimV>>{})) out;
   OnlineSoftmax<kRows> softmax;
   using Tops =
-      std::conditional_t<Config::kLargest == Largest::InRegisters, KeptTops<kRows>, NoTops>;
+      std::conditional_t<Config::kMaxLogits == MaxLogitsIn::Registers, KeptTops<kRows>, NoTops>;
   [[no_unique_address]] Tops tops;
   float slack;         // softmax.slack()
   float scale[kRows];  // what finished rows of `out` are multiplied by

@@ -60,7 +60,7 @@ enum class KeyPlace { Any, SmallPages, LargePages };
 
 // Where a kernel keeps rows' largest logits: in registers for every call, which only asking calls
 // are launched with, or in shared memory if the call asks.
-enum class Largest { None, InRegisters, InShared };
+enum class MaxLogitsIn { None, Registers, Shared };
 
 // kSecondN_: keys of a second tile, in a kernel of its own (`Second`); 0: there is none.
 // kCachedBits_: of K and V: 16, or 8 of codes (codes.h).
@@ -104,13 +104,13 @@ struct ForwardConfig {
   // Whether K and V are codes. Then no call asks for largest logits.
   static constexpr bool kCodes = kCachedBits_ == 8;
   static_assert(kCodes || !kFp8);
-  static constexpr Largest kLargest = kCodes                          ? Largest::None
-                                      : kScores_ != ScoreLevel::Plain ? Largest::InShared
-                                      : kAsked_                       ? Largest::InRegisters
-                                                                      : Largest::None;
+  static constexpr MaxLogitsIn kMaxLogits = kCodes                          ? MaxLogitsIn::None
+                                            : kScores_ != ScoreLevel::Plain ? MaxLogitsIn::Shared
+                                            : kAsked_                       ? MaxLogitsIn::Registers
+                                                                            : MaxLogitsIn::None;
   // Whether calls that ask for largest logits get a kernel of their own, `Asked`.
   static constexpr bool kIsAsked =
-      !kCodes && kLargest == Largest::None && !kSplit_ && kKeys_ == KeyPlace::Any;
+      !kCodes && kMaxLogits == MaxLogitsIn::None && !kSplit_ && kKeys_ == KeyPlace::Any;
   // Of P and V in their product. Codes become fp16 in one instruction a pair, bf16 in four; P loses
   // less.
   using WideValue = std::conditional_t<kCodes, half_t, Element>;

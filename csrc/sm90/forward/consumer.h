@@ -260,7 +260,7 @@ struct Consumer {
       apply_mask(s, block.mask, query_of, key_begin, coord, smem.exist[here.in_two_rounds()]);
     }
     bool moved = false;
-    if (kFirst || wants_largest<Config>(args) || __any_sync(kAll, may_move(s, offsets, acc))) {
+    if (kFirst || wants_max_logits<Config>(args) || __any_sync(kAll, may_move(s, offsets, acc))) {
       auto&& tops = tops_of<kFirst>(args, smem, acc);
       moved = __any_sync(
           kAll, acc.softmax.template raise<kColumns>(s, rescale, QuadReduce{}, offsets, tops));
@@ -274,7 +274,7 @@ struct Consumer {
   template <class Scores, class Offsets>
   __device__ __forceinline__ static bool may_move(Scores const& s, Offsets const& offsets,
                                                   Acc& acc) {
-    if constexpr (Config::kLargest == Largest::InRegisters) {
+    if constexpr (Config::kMaxLogits == MaxLogitsIn::Registers) {
       return acc.softmax.template may_move<kColumns>(s, acc.tops);
     } else {
       return acc.softmax.template may_move<kColumns>(s, offsets);
@@ -283,7 +283,7 @@ struct Consumer {
 
   template <class Scores>
   __device__ __forceinline__ static bool may_move_row(int r, Scores const& s, Acc& acc) {
-    if constexpr (Config::kLargest == Largest::InRegisters) {
+    if constexpr (Config::kMaxLogits == MaxLogitsIn::Registers) {
       return acc.softmax.template may_move_row<kColumns>(r, s, acc.slack, acc.tops);
     } else {
       return acc.softmax.template may_move_row<kColumns>(r, s, acc.slack);

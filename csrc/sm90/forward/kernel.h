@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     int const warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
     if (warp == 0) {
       SchedulerWarp<Config>{args, smem, static_cast<bool>(elect_one_sync())}.run();
-      if constexpr (Config::kSplit || Config::kLargest != Largest::None) {
+      if constexpr (Config::kSplit || Config::kMaxLogits != MaxLogitsIn::None) {
         wait_for_launch_before();  // for the next launch, which waits for this one only
       }
     } else if (warp == 1) {

@@ -4,7 +4,7 @@
 
 #include <cutlass/numeric_conversion.h>
 
-#include "core/launch_order.h"
+#include "core/early_launch.h"
 #include "core/softmax.h"
 #include "core/warp_lanes.h"
 #include "params/fwd_params.h"

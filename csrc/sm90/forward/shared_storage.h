@@ -1,6 +1,6 @@
 #pragma once
 
-#include "core/row_maxima.h"
+#include "core/max_logits.h"
 #include "sm90/forward/row_block.h"
 
 namespace flash::sm90::forward {
@@ -64,9 +64,9 @@ struct SharedStorage {
   Ring<kDescriptions> described;
   Ring<1> asked;  // full: the next description is wanted
   int blocks;     // CTAs of the launch that share its tiles
-  // As bits_in_order has them (core/row_maxima.h), for calls that ask. In registers they would be
+  // As bits_in_order has them (core/max_logits.h), for calls that ask. In registers they would be
   // two more a thread, which kernels with score mods do not have.
-  int maxima[Config::kLargest == Largest::InShared ? Config::kConsumers * kWarpgroupRows : 1];
+  int maxima[Config::kMaxLogits == MaxLogitsIn::Shared ? Config::kConsumers * kWarpgroupRows : 1];
   [[no_unique_address]] CodeRings<Config> code_rings;
 
   // Where TMA puts K and V.

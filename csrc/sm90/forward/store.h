@@ -1,7 +1,7 @@
 // Stores LSE and O from registers to global memory.
 #pragma once
 
-#include "sm90/forward/largest_logits.h"
+#include "sm90/forward/max_logits.h"
 #include "sm90/store_rows.h"
 
 namespace flash::sm90::forward {
@@ -39,7 +39,7 @@ __device__ __forceinline__ void keep_largest(ForwardArgs const& args, RowBlock<C
   float const top = largest_score_of_row(smem, acc, own);
   auto const& softmax = acc.softmax;
   bool const saw_key = own.of(softmax.max[0], softmax.max[1]) > softmax.no_key();
-  float const logit = largest_logit(saw_key, top, scale, own.of(lse[0], lse[1]));
+  float const logit = max_logit(saw_key, top, scale, own.of(lse[0], lse[1]));
   FragmentCoord<4> const coord(thread);
   OutputRow const at = output_row<Config::kPackGqa>(args.rows, warpgroup,
                                                     own.of(coord.row(0), coord.row(1)), block.rows);
@@ -80,7 +80,7 @@ __device__ __forceinline__ void finish_rows(ForwardArgs const& args, RowBlock<Co
     store_if(quad_lane == 0 && at.exists, lse, finished.lse);
     row_lse[r] = finished.lse;
   }
-  if constexpr (Config::kLargest != Largest::None) {
+  if constexpr (Config::kMaxLogits != MaxLogitsIn::None) {
     keep_largest(args, block, smem, warpgroup, thread, acc, row_lse);
   }
 }

@@ -9,7 +9,7 @@
 #include <cutlass/arch/reg_reconfig.h>
 
 #include "core/dynamic_smem.h"
-#include "core/launch_order.h"
+#include "core/early_launch.h"
 #include "decode/find_work.h"
 #include "wide/queries.h"
 #include "wide/store.h"

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "core/dynamic_smem.h"
-#include "core/launch_order.h"
+#include "core/early_launch.h"
 #include "decode/find_work.h"
 #include "decode/output.h"
 

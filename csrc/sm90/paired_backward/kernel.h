@@ -8,7 +8,7 @@
 #include <cutlass/arch/reg_reconfig.h>
 
 #include "core/dynamic_smem.h"
-#include "core/launch_order.h"
+#include "core/early_launch.h"
 #include "sm90/paired_backward/gradient_warps.h"
 #include "sm90/paired_backward/loader.h"
 #include "sm90/paired_backward/score_warps.h"

@@ -13,7 +13,7 @@
 
 #include "core/copy_async.h"
 #include "core/dynamic_smem.h"
-#include "core/launch_order.h"
+#include "core/early_launch.h"
 
 namespace flash::sm90::forward {
 

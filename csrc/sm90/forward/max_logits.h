@@ -1,8 +1,8 @@
 // Largest logits of rows and heads, for calls that ask for them.
 #pragma once
 
-#include "core/launch_order.h"
-#include "core/row_maxima.h"
+#include "core/early_launch.h"
+#include "core/max_logits.h"
 #include "sm90/forward/accumulators.h"
 #include "sm90/forward/shared_storage.h"
 
@@ -10,7 +10,7 @@ namespace flash::sm90::forward {
 
 // Keeps the largest score of each row so far; the first ones replace what was there.
 template <class Config, bool kFirst>
-struct LargestLogits {
+struct KeepMaxLogits {
   ForwardArgs const& args;
   SharedStorage<Config>& smem;
 
@@ -29,8 +29,8 @@ struct LargestLogits {
 // Whether the call asks a kernel that keeps them in shared memory. Then every KV block is taken
 // into the maxima.
 template <class Config>
-__device__ __forceinline__ bool wants_largest(ForwardArgs const& args) {
-  return Config::kLargest == Largest::InShared && args.params.max_logits.wanted();
+__device__ __forceinline__ bool wants_max_logits(ForwardArgs const& args) {
+  return Config::kMaxLogits == MaxLogitsIn::Shared && args.params.max_logits.wanted();
 }
 
 // What OnlineSoftmax::raise calls with each row's largest score.
@@ -38,8 +38,8 @@ template <bool kFirst, class Config>
 __device__ __forceinline__ decltype(auto) tops_of(ForwardArgs const& args,
                                                   SharedStorage<Config>& smem,
                                                   Accumulators<Config>& acc) {
-  if constexpr (Config::kLargest == Largest::InShared) {
-    return LargestLogits<Config, kFirst>{args, smem};
+  if constexpr (Config::kMaxLogits == MaxLogitsIn::Shared) {
+    return KeepMaxLogits<Config, kFirst>{args, smem};
   } else {
     return (acc.tops);
   }
@@ -60,7 +60,7 @@ struct OwnRow {
 template <class Config>
 __device__ __forceinline__ float largest_score_of_row(SharedStorage<Config>& smem,
                                                       Accumulators<Config> const& acc, OwnRow own) {
-  if constexpr (Config::kLargest == Largest::InShared) {
+  if constexpr (Config::kMaxLogits == MaxLogitsIn::Shared) {
     __syncwarp();
     return from_bits_in_order(smem.maximum(own.second));
   } else {

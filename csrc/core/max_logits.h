@@ -21,7 +21,7 @@ FLASH_HD float from_bits_in_order(int bits) {
 // A row's largest logit, from its largest score in the units that the softmax gets. Rows that saw
 // no key have none. NaN, which no maximum sees, makes the row's LSE NaN, but so does an infinite
 // score.
-FLASH_HD float largest_logit(bool saw_key, float top, float scale, float lse) {
+FLASH_HD float max_logit(bool saw_key, float top, float scale, float lse) {
   float const logit = saw_key ? top * scale : -INFINITY;
   return lse != lse && logit < INFINITY ? NAN : logit;
 }
