@@ -16,6 +16,7 @@
 #include "launch/measuring.h"
 #include "launch/plan_text.h"
 #include "launch/select.h"
+#include "launch/sm_margin.h"
 #include "launch/trace.h"
 
 namespace flash::api {
@@ -270,6 +271,12 @@ PyObject* record_plans(PyObject*, PyObject* args) {
                        ", \"decode\": ", or_null(recorded_decode.take()), "}"));
 }
 
+PyObject* sms_left(PyObject*, PyObject* args) {
+  int sms = 0;
+  long long margin = 0;
+  return parse(args, &sms, &margin) ? PyLong_FromLong(::flash::sms_left(sms, margin)) : nullptr;
+}
+
 PyObject* cuda_version(PyObject*, PyObject*) { return PyLong_FromLong(CUDART_VERSION); }
 
 PyObject* device_code(PyObject*, PyObject* args) {
@@ -341,6 +348,8 @@ PyMethodDef methods[] = {
     {"device_code", device_code, METH_VARARGS,
      "(sm) -> what a GPU of this compute capability runs: \"machine code\", what the driver "
      "compiles from \"PTX\", or \"none\" of it."},
+    {"sms_left", sms_left, METH_VARARGS,
+     "(sms, sm_margin) -> how many of a GPU's SMs a call takes that leaves so many to others."},
     {"cuda_version", cuda_version, METH_NOARGS, "CUDA version of the build, e.g. 13000."},
     {nullptr, nullptr, 0, nullptr}};
 

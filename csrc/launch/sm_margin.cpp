@@ -5,12 +5,14 @@
 namespace flash {
 namespace {
 
-// As many stay, whatever a call leaves to others.
-constexpr int kFewestSms = 2;
-
 thread_local int64_t margin = 0;
 
 }  // namespace
+
+int sms_left(int sms, int64_t margin) {
+  constexpr int kFewest = 2;
+  return static_cast<int>(std::max<int64_t>(sms - margin, std::min(sms, kFewest)));
+}
 
 SmMargin::SmMargin(int64_t sms) : before_(margin) { margin = sms; }
 SmMargin::~SmMargin() { margin = before_; }
@@ -21,8 +23,7 @@ DeviceInfo const& without_margin(DeviceInfo const& device) {
   }
   thread_local DeviceInfo smaller;
   smaller = device;
-  smaller.sm_count = static_cast<int>(
-      std::max<int64_t>(device.sm_count - margin, std::min(device.sm_count, kFewestSms)));
+  smaller.sm_count = sms_left(device.sm_count, margin);
   return smaller;
 }
 

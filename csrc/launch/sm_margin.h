@@ -7,6 +7,9 @@
 
 namespace flash {
 
+// How many of a GPU's SMs a call takes that leaves so many to others: a few at least.
+int sms_left(int sms, int64_t margin);
+
 // While this lives, the thread's calls take the GPU for one with so many SMs less: launches that
 // fill it once leave these alone. Others have as many CTAs as tiles, wherever they find room.
 class SmMargin {

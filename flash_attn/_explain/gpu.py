@@ -17,7 +17,6 @@ from .explanation import Explanation
 from .problem import UNCOUNTED, Problem
 
 _DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", FP8: "e4m3"}
-_FEWEST_SMS = 2  # kFewestSms in csrc/launch/sm_margin.cpp
 
 
 def on_gpu(problem: Problem) -> Explanation:
@@ -112,7 +111,8 @@ def _planned(plan: dict[str, Any] | None) -> dict[str, Any]:
 def _size(problem: Problem) -> tuple:
     """What every plan counts."""
     _, sms, *machine = gpus.numbers_of(problem.q, problem.gpu)
-    sms = max(sms - problem.sm_margin, _FEWEST_SMS)
+    if problem.sm_margin:
+        sms = backend.library.sms_left(sms, min(problem.sm_margin, UNCOUNTED))
     total_q = problem.q.shape[0] if problem.packed else -1
     total_k = problem.k.shape[0] if problem.packed and not problem.page_size else -1
     return (
