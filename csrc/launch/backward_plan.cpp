@@ -21,12 +21,6 @@ int resident_tiles(Variant const& variant, DeviceInfo const& device) {
   return plan::clusters_at_a_time(device.sm_count * std::max(blocks, 1), variant.cluster);
 }
 
-// Whether every row of a dense call sees a key. The first row sees least to the right.
-bool all_rows_see_keys(BwdParams const& p) {
-  Seqlens const& s = p.seqlens;
-  return p.mask.right < 0 || int64_t(s.seqlen_k) - s.seqlen_q + p.mask.right >= 0;
-}
-
 // KV blocks that a row sees, on average.
 double blocks_that_see(BwdParams const& p, Variant const& variant) {
   plan::Problem const problem = problem_of(p, /*deterministic=*/false);
@@ -110,14 +104,14 @@ int heads_found_before(BwdParams const& p, Variant const& variant) {
 
 void follow(plan::BackwardChoice const& choice, Variant const& variant, DeviceInfo const& device,
             bool deterministic, BwdParams& p) {
-  int const heads = problem_of(p, deterministic).group();
-  p.gqa = GqaSplit::of(heads, choice.heads);
+  plan::Problem const problem = problem_of(p, deterministic);
+  p.gqa = GqaSplit::of(problem.group(), choice.heads);
   p.side_by_side = choice.side_by_side;
   p.kv_persistent = choice.schedule == plan::Schedule::KvPersistent
                         ? kv_persistent(p, variant, device)
                         : KvPersistent{};
   if (choice.schedule == plan::Schedule::OrderedDq) {
-    bool const finds_delta = ordered_dq_finds_delta(variant.head_dim) && all_rows_see_keys(p);
+    bool const finds_delta = plan::finds_delta(problem, variant.head_dim);
     p.ordered_dq = {true, deterministic, finds_delta, heads_found_before(p, variant)};
   }
   if (choice.row_splits > 1) {

@@ -38,6 +38,9 @@ struct BackwardChoice {
 
 using BackwardPlan = Predicted<BackwardChoice>;
 
+// Whether the main kernel of ordered dQ computes D, except for the first heads.
+bool finds_delta(Problem const& p, int head_dim);
+
 std::vector<BackwardPlan> backward_choices(Problem const& p, Machine const& m, Kernel const& k);
 
 // dK and dV get the same bits whether dQ is wanted or not, because the order of a tile's steps does

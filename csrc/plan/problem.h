@@ -69,6 +69,10 @@ struct Problem {
   // last row, the right one the last key from the first row.
   bool limits_left() const { return mask.left >= 0 && mask.left < seqlen_k - 1; }
   bool limits_right() const { return mask.right >= 0 && mask.right < seqlen_q - 1; }
+  // Whether every row of a dense call sees a key. The first row sees least to the right.
+  bool all_rows_see_keys() const {
+    return mask.right < 0 || int64_t(seqlen_k) - seqlen_q + mask.right >= 0;
+  }
   bool unmasked() const { return !limits_left() && !limits_right(); }
   bool window() const { return limits_left() && limits_right(); }
 };
