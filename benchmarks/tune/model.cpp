@@ -7,6 +7,7 @@
 #include "launch/concat.h"
 #include "launch/plan_text.h"
 #include "plan/machines/nearest.h"
+#include "plan/resident.h"
 
 namespace {
 

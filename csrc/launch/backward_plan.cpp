@@ -12,13 +12,8 @@
 namespace flash {
 namespace {
 
-// Resident CTAs, or clusters. Threads of backward kernels have 255 registers, so an SM's
-// 64K are those of 8 warps.
 int resident_tiles(Variant const& variant, DeviceInfo const& device) {
-  constexpr int kWarps = 8;
-  int const by_registers = kWarps / variant.warps;
-  int const blocks = std::min(by_registers, blocks_by_shared_memory(variant, device));
-  return plan::clusters_at_a_time(device.sm_count * std::max(blocks, 1), variant.cluster);
+  return plan::resident_backward(cta_size(variant), gpu_size(device));
 }
 
 // KV blocks that a row sees, on average.

@@ -78,8 +78,7 @@ plan::Problem decode_problem_of(FwdParams const& p, DeviceInfo const& device, in
 plan::Kernel kernel_of_decode(Variant const& v, FwdParams const& p, DeviceInfo const& device) {
   constexpr int kLaneColumns = 4, kWarpsOfClusters = 4;
   int const threads = 32 * v.warps;
-  int const blocks = std::clamp(blocks_by_shared_memory(v, device), 1, kMostDecodeBlocks);
-  plan::Kernel kernel = kernel_of(v, blocks * device.sm_count);
+  plan::Kernel kernel = kernel_of(v, plan::resident_decode(cta_size(v), gpu_size(device)));
   bool const shared = shares_keys(v);
   kernel.block_n *= shared ? 1 : v.warps;  // a unit: the keys of all warps' steps
   kernel.merges_after = shared && v.arch == 90;

@@ -7,11 +7,6 @@
 namespace flash {
 namespace {
 
-// The most queries of a sequence, as far as the host can know.
-int64_t longest_q(Seqlens const& s) {
-  return s.cu_q ? std::min<int64_t>(s.seqlen_q, s.total_q) : s.seqlen_q;
-}
-
 // Tiles of so many rows.
 int row_blocks(int64_t rows, int block_m) {
   return static_cast<int>((rows + block_m - 1) / block_m);
@@ -45,12 +40,11 @@ bool decode_appends(FwdParams const& p, NewRows const& rows) {
 PieceSchedule decode_schedule(Variant const& variant, FwdParams const& p,
                               plan::PieceCut const& cut) {
   Seqlens const& lengths = p.seqlens;
-  bool const is_varlen = lengths.cu_q, is_mixed = is_varlen && lengths.few_q != kAllQueries;
-  int64_t const queries = is_mixed ? lengths.few_q : longest_q(lengths);
+  bool const is_varlen = lengths.cu_q;
+  int64_t const rows = int64_t(lengths.seqlen_q) * p.group();
   PieceSchedule s{};
   s.batch = lengths.batch;
-  s.tiles =
-      FastDiv(p.heads_kv * (is_varlen ? 1 : row_blocks(queries * p.group(), variant.block_m)));
+  s.tiles = FastDiv(p.heads_kv * (is_varlen ? 1 : row_blocks(rows, variant.block_m)));
   s.varlen = is_varlen;
   s.all_row_blocks = is_varlen ? varlen_row_blocks(p, variant.block_m) : s.batch;
   s.equal =

@@ -6,6 +6,7 @@
 
 #include "launch/variant.h"
 #include "plan/machine.h"
+#include "plan/resident.h"
 
 namespace flash {
 
@@ -14,19 +15,15 @@ inline constexpr int kMaxDevices = 256;
 // The current device's properties, queried once per device.
 DeviceInfo const& current_device();
 
-// CTAs that fit in shared memory. An SM has 1 KiB more than a CTA can get, and uses 1
-// KiB per CTA.
-inline int blocks_by_shared_memory(Variant const& variant, DeviceInfo const& device) {
-  constexpr int kKiB = 1024;
-  return (device.smem_per_block + kKiB) / (variant.smem_bytes + kKiB);
-}
+inline plan::CtaSize cta_size(Variant const& v) { return {v.warps, v.smem_bytes, v.cluster}; }
+inline plan::GpuSize gpu_size(DeviceInfo const& d) { return {d.sm_count, d.smem_per_block}; }
 
 // The least shared memory of a CTA with which an SM holds at most so many CTAs.
 inline int memory_for_at_most(int blocks, DeviceInfo const& device) {
   return device.smem_per_block / (blocks + 1) + 1;
 }
 
-// The row as plan/ knows it. resident: CTAs, or clusters, of the GPU
+// The row as plan/ knows it. resident: see plan/resident.h
 inline plan::Kernel kernel_of(Variant const& v, int resident) {
   return {.sm = v.arch,
           .head_dim = v.head_dim,

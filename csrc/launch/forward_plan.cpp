@@ -63,8 +63,7 @@ plan::Problem problem_of(FwdParams const& p, int64_t num_splits, bool cached) {
 }
 
 plan::Kernel kernel_of_forward(Variant const& v, DeviceInfo const& device) {
-  int const blocks = v.arch == 90 ? 1 : std::max(blocks_by_shared_memory(v, device), 1);
-  return kernel_of(v, plan::clusters_at_a_time(blocks * device.sm_count, v.cluster));
+  return kernel_of(v, plan::resident_forward(v.arch == 90, cta_size(v), gpu_size(device)));
 }
 
 plan::ForwardPlan forward_plan_of(FwdParams const& p, Variant const& variant,

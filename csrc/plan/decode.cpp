@@ -6,6 +6,7 @@
 #include "params/head_dims.h"
 #include "params/seqlens.h"
 #include "plan/cost.h"
+#include "plan/resident.h"
 
 namespace flash::plan {
 namespace {

@@ -49,14 +49,6 @@ struct Machine {
   std::span<RowTimes const> decode = {};
 };
 
-// How many clusters of `cluster` CTAs run at a time on a GPU that runs `blocks` CTAs. The parts of
-// a GPU may have no multiple of a cluster's SMs: an H200's 132 run 30 clusters of 4, 15
-// of 8, 7 of 16.
-constexpr int clusters_at_a_time(int blocks, int cluster) {
-  int const reached = cluster > 2 ? blocks * 10 / 11 : blocks;
-  return std::max(reached / cluster, 1);
-}
-
 // A row of the table (csrc/variants.py) on a GPU.
 struct Kernel {
   int sm;        // family: 80, 90
@@ -65,7 +57,7 @@ struct Kernel {
   int block_m;   // rows of a step, or of a decode tile: queries times the heads of a KV head
   int block_n;   // keys of a step; of decoding, of a CTA: its unit
   bool plain;    // no score mods
-  int resident;  // resident CTAs, or clusters that share a tile, of the GPU
+  int resident;  // CTAs, or clusters that share a tile, that the GPU runs at a time (resident.h)
   int second_block_n = 0;     // of a forward; 0: there is no second tile
   int rows_at_once = 0;       // of decoding: rows of a tile that a CTA merges side by side
   bool clusters = false;      // of decoding: clusters of CTAs may share tiles

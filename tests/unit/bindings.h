@@ -16,6 +16,7 @@ void bind_paging(py::module_& m);
 void bind_philox(py::module_& m);
 void bind_plan_decode(py::module_& m);
 void bind_plan_backward(py::module_& m);
+void bind_resident(py::module_& m);
 void bind_plan_forward(py::module_& m);
 void bind_rotary(py::module_& m);
 void bind_scheduler(py::module_& m);

@@ -10,6 +10,7 @@ PYBIND11_MODULE(flash_core, m) {
   bind_philox(m);
   bind_plan_decode(m);
   bind_plan_backward(m);
+  bind_resident(m);
   bind_plan_forward(m);
   bind_rotary(m);
   bind_scheduler(m);
