@@ -27,8 +27,8 @@ Variant const& forward_variant(Tensor const& q, FwdParams const& p) {
 
 // The plan has found a row of one dtype, and the table has the same rows for both.
 Variant const& decode_variant(Tensor const& q, FwdParams const& p) {
-  bool const full = p.scores.has_score_mods() || p.odd.any();
-  return select(request_of(p, decode_direction(p), dtype_name(q, "q"), full, current_device()));
+  return select(request_of(p, decode_direction(p), dtype_name(q, "q"), needs_full_scores(p),
+                           current_device()));
 }
 
 }  // namespace

@@ -10,12 +10,12 @@
 
 namespace flash::decode {
 
-// Four pairs to rotate, or eight neighbours that are copied. Code that runs once takes the time, so
+// Pairs to rotate, or as many neighbours that are copied. Code that runs once takes the time, so
 // both layouts, and queries and keys, share it: interleaved pairs are taken apart before the
 // rotation and put together behind it.
 template <class Element>
 struct RowPart {
-  static constexpr int kPairs = 4, kColumns = 2 * kPairs;
+  static constexpr int kPairs = kPairsAtOnce, kColumns = 2 * kPairs;
   using Chunk = cutlass::AlignedArray<Element, kPairs>;
 
   int first;  // column of x

@@ -91,8 +91,7 @@ plan::Kernel kernel_of_decode(Variant const& v, FwdParams const& p, DeviceInfo c
 
 plan::DecodePlan decode_plan_of(FwdParams const& p, DeviceInfo const& device, int64_t num_splits,
                                 bool cached) {
-  bool const full = p.scores.has_score_mods() || p.odd.any();
-  Variant const* const row = row_of_plan(decode_direction(p), p, device, full);
+  Variant const* const row = row_of_plan(decode_direction(p), p, device, needs_full_scores(p));
   // Kernels whose warps share keys read whole chunks alone; a forward reads a copy.
   if (!row || (shares_keys(*row) && p.odd.any())) {
     return {};

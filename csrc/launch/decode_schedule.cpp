@@ -25,8 +25,7 @@ int varlen_row_blocks(FwdParams const& p, int block_m) {
 }  // namespace
 
 bool decode_appends(FwdParams const& p, NewRows const& rows) {
-  // The kernel rotates four pairs at a time (decode/new_rows.h), never fewer.
-  constexpr int kPairs = 4;
+  constexpr int kPairs = kPairsAtOnce;
   Rotary const& r = rows.rotary;
   auto const address = reinterpret_cast<uintptr_t>(r.cos) | reinterpret_cast<uintptr_t>(r.sin);
   bool const rotates =

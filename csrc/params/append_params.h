@@ -37,6 +37,9 @@ struct NewRows {
 // a launch of their own (launch/decode_schedule.h).
 constexpr int kMostNewKeys = 8;
 
+// Rotary pairs that a thread of the decode kernel rotates at a time, and never fewer.
+constexpr int kPairsAtOnce = 4;
+
 // New rows that a kernel of their own writes.
 struct AppendParams {
   NewRows rows;

@@ -14,6 +14,11 @@ enum class ForwardTile {
 // for pages.
 constexpr int kMostPagedKeys = 128;
 
+// Whether a variant with such a second tile has a kernel of its own for long tiles of pages.
+constexpr bool has_long_paged_tile(int second_block_n, bool query_codes) {
+  return second_block_n > kMostPagedKeys && !query_codes;
+}
+
 // The fewest rows of a TMA box: a swizzle pattern repeats after so many. Pages that boxes load are
 // a multiple of it.
 constexpr int kLeastBoxRows = 8;

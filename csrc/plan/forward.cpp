@@ -135,9 +135,9 @@ std::vector<ForwardChoice> candidates(Problem const& p, Machine const& m, Kernel
   // A choice by the average length would depend on the other sequences.
   bool const one_tile = p.batch_invariant && p.varlen_q;
   // Long tiles of pages and splits keep no largest logits.
-  bool const long_of_pages = k.second_block_n > kMostPagedKeys && p.whole_rows &&
+  bool const long_of_pages = has_long_paged_tile(k.second_block_n, k.query_codes) && p.whole_rows &&
                              p.head_dim == k.head_dim && p.head_dim_v == k.head_dim_v &&
-                             p.page_boxes && !p.max_logits && !k.query_codes;
+                             p.page_boxes && !p.max_logits;
   // Kernels of pairs of CTAs have neither pack-GQA nor splits.
   bool const heads_share = k.sm == 90 && k.plain && !k.query_codes && p.heads_apart &&
                            p.group() <= kWarpgroupRows && !is_wide(k.head_dim, k.head_dim_v);

@@ -157,7 +157,7 @@ void launch_merge(FwdParams const& params, LaunchContext const& context) {
 // Launches a kernel for long tiles of keys in pages, whose boxes have all columns.
 template <class Config>
 void launch_pages(FwdParams const& params, LaunchContext const& context) {
-  if constexpr (Config::kSecondN > kMostPagedKeys && !Config::kFp8) {
+  if constexpr (has_long_paged_tile(Config::kSecondN, Config::kFp8)) {
     using Small = typename Config::template SecondOf<KeyPlace::SmallPages>;
     using Large = typename Config::template SecondOf<KeyPlace::LargePages>;
     return PageBox::suit(params.pages.page_size.divisor) ? launch<Large>(params, context)
