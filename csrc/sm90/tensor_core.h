@@ -5,14 +5,19 @@
 #if defined(CUTE_HOST_DEVICE) && !defined(CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED)
 #error "include sm90/tensor_core.h first: it makes CuTe declare every width of wgmma"
 #endif
-// Adds widths (keys a tile) other than powers of two and their multiples by three.
+// Adds widths (keys a tile) other than powers of two and their multiples by three; what CuTe has to
+// know of them is in wgmma_widths.h.
 #define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED
+#include <cute/arch/mma_sm90.hpp>
+#undef CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED
 
 #include <cutlass/numeric_conversion.h>
 #include <cutlass/numeric_types.h>
 #include <cute/tensor.hpp>
 
 #include <type_traits>
+
+#include "sm90/wgmma_widths.h"
 
 namespace flash::sm90 {
 

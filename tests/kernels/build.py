@@ -59,7 +59,7 @@ def load_selftest() -> ModuleType:
 
 def build_selftest() -> Path:
     sources = [*(HERE / "selftest").glob("*.cpp"), *PRODUCTS]
-    flags = dict.fromkeys(sources, _kernel_flags())
+    flags = dict.fromkeys(sources, _kernel_flags(hopper=True))
     return _build("flash_selftest", flags, [])
 
 
@@ -76,7 +76,7 @@ def build() -> Path:
     generated.sort(key=lambda path: path.stat().st_size, reverse=True)
     kernels = [*generated, *sorted(host_build.CSRC.rglob("*.cu")), HERE / "module.cpp", *PRODUCTS]
     kernels.append(HERE / "hopper" / "driver.cpp")
-    flags = dict.fromkeys(kernels, _kernel_flags())
+    flags = {path: _kernel_flags("sm90" in path.name) for path in kernels}
     flags |= dict.fromkeys([*HOST_SIDE, *HERE.glob("library/*.cpp")], library)
     torch_libraries = [f"-L{TORCH / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10"]
     return _build("flash_kernels", flags, torch_libraries)
@@ -111,8 +111,11 @@ def _common_flags() -> list[str]:
     ]
 
 
-def _kernel_flags() -> list[str]:
+def _kernel_flags(hopper: bool) -> list[str]:
+    # Every width of wgmma: csrc/sm90 asks for them, too, but after instructions.h, which is too late.
+    widths = ["-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED="] if hopper else []
     return [
+        *widths,
         f"-I{HERE / 'emulated'}",  # before csrc
         f"-I{HERE}",
         *_common_flags(),
@@ -121,7 +124,6 @@ def _kernel_flags() -> list[str]:
         f"-include{HERE / 'instructions.h'}",  # before any header of CuTe
         "-D__CUDACC_VER_MAJOR__=13",  # CuTe's tensor maps are the driver's
         "-D__CUDACC_VER_MINOR__=0",
-        "-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED=",  # csrc/sm90 says so, too, but too late
     ]
 
 

@@ -6,6 +6,7 @@
 #include "sm90/backward/query_gradient.h"
 #include "sm90/backward/scores.h"
 #include "sm90/backward/shared_storage.h"
+#include "sm90/operand.h"
 
 namespace flash::sm90::backward {
 
@@ -132,7 +133,6 @@ struct ConsumerSteps {
     using Gradient = QueryGradient<Config>;
     ScorePosition const at(number);
     smem.ds_ring.wait_full(at);
-    auto const slice = MmaQuery{}.get_slice(0);
     Tensor all_ds = make_tensor(make_smem_ptr(smem.ds[0]), typename Config::SmemLayoutDSt{});
     Tensor ds =
         local_tile(all_ds(_, _, at.stage), Shape<Int<kWarpgroupRows>, Int<Config::kBlockN>>{},
@@ -142,8 +142,8 @@ struct ConsumerSteps {
     Tensor k = local_tile(from_column,
                           make_shape(Int<Config::kQueryColumns>{}, size<1>(all_k), size<2>(all_k)),
                           make_coord(0, 0, 0));
-    start_product<false>(MmaQuery{}, slice.partition_fragment_A(ds),
-                         slice.partition_fragment_B(k)(_, _, _, key_stage), dq);
+    start_product<false>(MmaQuery{}, operand_a<MmaQuery>(ds),
+                         operand_b<MmaQuery>(k)(_, _, _, key_stage), dq);
   }
 
   __device__ __forceinline__ void end_query(uint32_t number, QueryFragment& dq) {
@@ -200,13 +200,12 @@ struct ConsumerSteps {
   __device__ __forceinline__ void start_scores(Element* keys, KeyLayout, int key_stage,
                                                Element* rows, RowLayout, int stage,
                                                ScoreFragment& to) {
-    auto const slice = MmaScores{}.get_slice(0);
     Tensor all_keys = make_tensor(make_smem_ptr(keys), KeyLayout{});
     auto const own = make_shape(Int<kWarpgroupRows>{}, size<1>(all_keys), size<2>(all_keys));
     Tensor own_keys = local_tile(all_keys, own, make_coord(warpgroup, 0, 0));
     Tensor all_rows = make_tensor(make_smem_ptr(rows), RowLayout{});
-    start_product<false>(MmaScores{}, slice.partition_fragment_A(own_keys)(_, _, _, key_stage),
-                         slice.partition_fragment_B(all_rows)(_, _, _, stage), to);
+    start_product<false>(MmaScores{}, operand_a<MmaScores>(own_keys)(_, _, _, key_stage),
+                         operand_b<MmaScores>(all_rows)(_, _, _, stage), to);
   }
 
   // dV (+)= Pᵀ·dO or dK (+)= dSᵀ·Q, started
@@ -214,8 +213,7 @@ struct ConsumerSteps {
   __device__ __forceinline__ void start_sum(Operand const& operand, Element* rows, RowLayout,
                                             int stage, bool adds, Sum& to) {
     Tensor all_rows = make_tensor(make_smem_ptr(rows), RowLayout{});
-    start_product(adds, Mma{}, operand,
-                  Mma{}.get_slice(0).partition_fragment_B(all_rows)(_, _, _, stage), to);
+    start_product(adds, Mma{}, operand, operand_b<Mma>(all_rows)(_, _, _, stage), to);
   }
 
   // Writes dSᵀ to shared memory, for all warpgroups' dQ: 16 rows at a time, a lane's run of 8 in

@@ -5,6 +5,7 @@
 #include "sm90/forward/score_mods.h"
 #include "sm90/forward/store.h"
 #include "sm90/forward/store_tile.h"
+#include "sm90/operand.h"
 
 namespace flash::sm90::forward {
 
@@ -205,22 +206,20 @@ struct Consumer {
 
   // S = Q·Kᵀ, not waited for
   __device__ __forceinline__ void start_scores(Position at, ScoreFragment& s) {
-    auto const slice = MmaScores{}.get_slice(0);
     Tensor q = make_tensor(make_smem_ptr(smem.q), typename Config::SmemLayoutQ{});
     Tensor k = make_tensor(make_smem_ptr(smem.k[0]), typename Config::SmemLayoutK{});
-    start_product<false>(MmaScores{}, slice.partition_fragment_A(q(_, _, warpgroup)),
-                         slice.partition_fragment_B(k)(_, _, _, at.stage), s);
+    start_product<false>(MmaScores{}, operand_a<MmaScores>(q(_, _, warpgroup)),
+                         operand_b<MmaScores>(k)(_, _, _, at.stage), s);
   }
 
   // O += P·V, not waited for
   __device__ __forceinline__ void start_values(Position at, Probabilities const& p, Acc& acc) {
-    auto const slice = MmaValues{}.get_slice(0);
     Tensor v = make_tensor(make_smem_ptr(smem.v[0]), typename Config::SmemLayoutV{});
     // acc.out's registers, in the layout of the product, or of several of fewer columns.
     using OutShape = Shape<Int<kWarpgroupRows>, Int<Config::kHeadDimV>>;
     using OfProducts = decltype(partition_fragment_C(MmaValues{}, OutShape{}));
     Tensor out = make_tensor(acc.out.data(), typename OfProducts::layout_type{});
-    start_product<true>(MmaValues{}, p, slice.partition_fragment_B(v)(_, _, _, at.stage), out);
+    start_product<true>(MmaValues{}, p, operand_b<MmaValues>(v)(_, _, _, at.stage), out);
   }
 
   using Visible = VisibleKeys<kColumns>;

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "sm90/forward/consumer.h"
+#include "sm90/operand.h"
 
 namespace flash::sm90::forward {
 
@@ -161,12 +162,11 @@ struct Fp8Consumer : Consumer<Config> {
   template <class Work>
   __device__ __forceinline__ void add_part(Work const& work, Position at, int i,
                                            Probabilities const& p) {
-    auto const slice = MmaPart{}.get_slice(0);
     Tensor v = make_tensor(make_smem_ptr(smem.v[0]), typename Config::SmemLayoutV{});
     using OfPart = Shape<Int<Config::kPartColumns>, Int<Config::kBlockN>>;
     Tensor columns = local_tile(v(_, _, at.stage), OfPart{}, make_coord(i, 0));
     Part part;
-    start_product<false>(MmaPart{}, p, slice.partition_fragment_B(columns), part);
+    start_product<false>(MmaPart{}, p, operand_b<MmaPart>(columns), part);
     warpgroup_wait<0>();
     warpgroup_fence_operand(part);
     constexpr int kNumbers = decltype(size(part))::value;

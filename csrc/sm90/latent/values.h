@@ -2,6 +2,7 @@
 #pragma once
 
 #include "sm90/latent/loader.h"
+#include "sm90/operand.h"
 
 namespace flash::sm90::latent {
 
@@ -83,14 +84,13 @@ struct ValueWarpgroup {
 
   // O += P·V, not waited for
   __device__ __forceinline__ void start_values(int stage) {
-    auto const slice = MmaValues{}.get_slice(0);
     Element* const keys = smem.keys[stage];
     Tensor p =
         make_tensor(make_smem_ptr(keys + Config::kRotatedPlace), typename Config::SmemLayoutP{});
     Tensor v = make_tensor(make_smem_ptr(keys + index * Config::kValueColumns * Config::kBlockN),
                            typename Config::SmemLayoutV{});
-    start_product<true>(MmaValues{}, slice.partition_fragment_A(p)(_, _, _, 0),
-                        slice.partition_fragment_B(v)(_, _, _, 0), out);
+    start_product<true>(MmaValues{}, operand_a<MmaValues>(p)(_, _, _, 0),
+                        operand_b<MmaValues>(v)(_, _, _, 0), out);
   }
 };
 

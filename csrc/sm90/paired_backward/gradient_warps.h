@@ -3,6 +3,7 @@
 #pragma once
 
 #include "sm90/backward/query_gradient.h"
+#include "sm90/operand.h"
 #include "sm90/paired_backward/shared_storage.h"
 
 namespace flash::sm90::backward {
@@ -99,22 +100,20 @@ struct GradientWarps {
 
   // dK += dSᵀ·Q, not waited for
   __device__ __forceinline__ void start_key_gradient(int stage, int score_stage, KeyFragment& dk) {
-    auto const slice = MmaKeys{}.get_slice(0);
     Tensor ds = make_tensor(make_smem_ptr(smem.ds[0]), typename Config::SmemLayoutDS{});
     Tensor q = make_tensor(make_smem_ptr(smem.q[0]), typename Config::SmemLayoutQt{});
-    start_product<true>(MmaKeys{}, slice.partition_fragment_A(ds)(_, _, _, score_stage),
-                        slice.partition_fragment_B(q)(_, _, _, stage), dk);
+    start_product<true>(MmaKeys{}, operand_a<MmaKeys>(ds)(_, _, _, score_stage),
+                        operand_b<MmaKeys>(q)(_, _, _, stage), dk);
   }
 
   // dQ (+)= dS·K over the keys of one CTA, not waited for
   template <bool kAccumulate>
   __device__ __forceinline__ void start_query_gradient(Element* scores, Element* half_k,
                                                        int score_stage, QueryFragment& dq) {
-    auto const slice = MmaQuery{}.get_slice(0);
     Tensor ds = make_tensor(make_smem_ptr(scores), typename Config::SmemLayoutDSt{});
     Tensor k = make_tensor(make_smem_ptr(half_k), typename Config::SmemLayoutHalfKt{})(_, _, 0);
-    start_product<kAccumulate>(MmaQuery{}, slice.partition_fragment_A(ds)(_, _, _, score_stage),
-                               slice.partition_fragment_B(k), dq);
+    start_product<kAccumulate>(MmaQuery{}, operand_a<MmaQuery>(ds)(_, _, _, score_stage),
+                               operand_b<MmaQuery>(k), dq);
   }
 };
 

@@ -5,6 +5,7 @@
 
 #include "sm90/backward/one_mod_tile.h"
 #include "sm90/backward/store.h"
+#include "sm90/operand.h"
 #include "sm90/paired_backward/shared_storage.h"
 
 namespace flash::sm90::backward {
@@ -115,9 +116,7 @@ struct ScoreWarps {
     Tensor p_words = recast<uint32_t>(p);
     tile.probabilities(s, p_words, lse);
     Tensor rows = make_tensor(make_smem_ptr(smem.dout[0]), typename Config::SmemLayoutDOt{});
-    start_product<true>(MmaValues{}, p,
-                        MmaValues{}.get_slice(0).partition_fragment_B(rows)(_, _, _, dout_at.stage),
-                        dv);
+    start_product<true>(MmaValues{}, p, operand_b<MmaValues>(rows)(_, _, _, dout_at.stage), dv);
     Numbers const softmax_d(numbers(stats.softmax_d));
     if constexpr (Config::kSplitsColumns) {
       add_other_part(dp, kOfDP);
@@ -149,11 +148,10 @@ struct ScoreWarps {
   template <class KeyLayout, class RowLayout>
   __device__ __forceinline__ void start_scores(Element* keys, KeyLayout, Element* rows, RowLayout,
                                                int stage, ScoreFragment& to) {
-    auto const slice = MmaScores{}.get_slice(0);
     Tensor all_keys = make_tensor(make_smem_ptr(keys), KeyLayout{})(_, _, 0);
     Tensor all_rows = make_tensor(make_smem_ptr(rows), RowLayout{});
-    start_product<false>(MmaScores{}, slice.partition_fragment_A(all_keys),
-                         slice.partition_fragment_B(all_rows)(_, _, _, stage), to);
+    start_product<false>(MmaScores{}, operand_a<MmaScores>(all_keys),
+                         operand_b<MmaScores>(all_rows)(_, _, _, stage), to);
   }
 
   static constexpr int kOfS = 0, kOfDP = 1;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/score_fragments.h"
+#include "sm90/operand.h"
 #include "sm90/paired_forward/config.h"
 
 namespace flash::sm90::forward {
@@ -100,8 +101,8 @@ struct PairedScoreWarpgroup {
   __device__ __forceinline__ void start(Queries const& q, int stage, ScoreFragment& s) {
     Tensor keys = make_tensor(make_smem_ptr(smem.tiles[stage]), typename Config::SmemLayoutK{});
     Tensor rest = make_tensor(make_smem_ptr(smem.q), typename Config::SmemLayoutQ{});
-    auto const k = MmaScores{}.get_slice(0).partition_fragment_B(keys)(_, _, _, 0);
-    auto const q_rest = typename Config::MmaShared{}.get_slice(0).partition_fragment_A(rest);
+    auto const k = operand_b<MmaScores>(keys)(_, _, _, 0);
+    auto const q_rest = operand_a<typename Config::MmaShared>(rest);
     start_scores<Config>(q, q_rest, k, s);
   }
 

@@ -1,6 +1,7 @@
 // A warpgroup that computes half of O's columns.
 #pragma once
 
+#include "sm90/operand.h"
 #include "sm90/paired_forward/loader.h"
 
 namespace flash::sm90::forward {
@@ -97,13 +98,12 @@ struct PairedValueWarpgroup {
 
   // O += P·V, not waited for
   __device__ __forceinline__ void start_values(int p_stage, int stage) {
-    auto const slice = MmaValues{}.get_slice(0);
     Tensor p = make_tensor(make_smem_ptr(smem.p[p_stage]), typename Config::SmemLayoutP{});
     Tensor v = make_tensor(
         make_smem_ptr(smem.tiles[stage] + index * Config::kValueColumns * Config::kBlockN),
         typename Config::SmemLayoutV{});
-    start_product<true>(MmaValues{}, slice.partition_fragment_A(p)(_, _, _, 0),
-                        slice.partition_fragment_B(v)(_, _, _, 0), out);
+    start_product<true>(MmaValues{}, operand_a<MmaValues>(p)(_, _, _, 0),
+                        operand_b<MmaValues>(v)(_, _, _, 0), out);
   }
 };
 
