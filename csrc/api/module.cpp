@@ -141,7 +141,7 @@ struct Described {
   DeviceInfo device{};
   char const* dtype = nullptr;
   int full_scores = 0, num_splits = 0, cached = 0, odd_rows = 0;
-  // Of the keys; 0: numbers of the queries' dtype. kProducts: the queries are codes as well.
+  // `contents`: what keys are; 0: numbers of q's dtype. kProducts: q is codes as well.
   enum { kCodes = 1, kCodesOfRows, kLatent, kProducts };
 
   // False with a Python error set.

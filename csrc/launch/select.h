@@ -37,7 +37,7 @@ inline bool shares_keys(Variant const& variant) {
   return reads_cache && is_wide(variant.head_dim, variant.head_dim_v);
 }
 
-// Of the keys and values: 16, or 8 of codes.
+// Bits of a number of keys and values: 16, or 8 of codes.
 inline int bits_of_keys(FwdParams const& params) { return params.codes.used ? 8 : 16; }
 
 // What a call needs from a kernel.

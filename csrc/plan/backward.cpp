@@ -38,14 +38,14 @@ struct BackwardCost {
   Kernel const& k;
   BackwardChoice c;
 
-  // Of the call. Sequences other than the longest are taken to be alike.
+  // The call. Sequences other than the longest are taken to be alike.
   int batch = std::max(p.batch, 1);
   double most_q = std::min<double>(p.seqlen_q, double(p.total_q));  // of the longest sequence
   double most_k = std::min<double>(p.seqlen_k, double(p.total_k));
   double most_tiles = tiles_of(most_k);                                           // of a query head
   Steps longest = steps_of(most_q, most_k);                                       // of such a tile
   double other_q = other(p.total_q, most_q), other_k = other(p.total_k, most_k);  // of the others
-  // Of an average sequence: tiles of a head, and the steps of them all.
+  // An average sequence: tiles of a head, and the steps of them all.
   double of_head = averaged(most_tiles, tiles_of(other_k));
   double steps =
       averaged(most_tiles * longest.mean, tiles_of(other_k) * steps_of(other_q, other_k).mean);
@@ -58,7 +58,7 @@ struct BackwardCost {
   double rows = double(p.total_q) * p.heads_q;
   double sums = kSum * rows * k.head_dim;  // bytes of dQ's sums
 
-  // Of the choice
+  // The choice
   int splits = static_cast<int>(divide_up(p.group(), c.heads));  // GQA splits of a KV head
   double items = double(p.heads_kv) * splits * batch;            // GQA splits of the call
   double ordered = items / (p.varlen_k ? batch : 1);  // that an order of tiles distinguishes

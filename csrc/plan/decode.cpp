@@ -96,7 +96,7 @@ struct DecodeCost {
     double const memory_us = bytes_each * (p.head_dim + p.head_dim_v) * read / m.reads;
     double const us = overlapped(busy, memory_us);
     // What is left of the longest piece when the others end. They end one by one, so half of what
-    // it has more than an average one is done beside them.
+    // it has beyond the average is done beside them.
     double const rounds = std::max(ctas / (cluster * at_a_time), 1.);
     double const left = std::max(piece - rounds * units, 0.) / 2 * step;
     double const late = cut || one_each ? 0 : late_us(us, fixed, piece * step);

@@ -186,7 +186,8 @@ std::vector<ForwardPlan> forward_choices(Problem const& p, Machine const& m, Ker
 ForwardPlan plan_forward(Problem const& p, Machine const& m, Kernel const& k) {
   std::vector<ForwardPlan> choices = forward_choices(p, m, k);
   if (p.batch_invariant && !p.varlen_q && p.batch > 1) {
-    // Bits depend on the tile, which is that of a sequence alone.
+    // Bits depend on the tile and must not depend on the batch: choices with a lone sequence's tile
+    // stay.
     Problem alone = p;
     alone.batch = 1;
     alone.total_q = p.seqlen_q;

@@ -45,7 +45,7 @@ class Problem:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the queries that a kernel gets."""
+        """The dtype of the queries that a kernel gets."""
         return self.q.dtype if self.way is None else self.way.dtype
 
     @property

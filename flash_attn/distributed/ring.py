@@ -63,7 +63,8 @@ class Ring(RankCall):
         return Transfer(self.group, sent, to, received, source)
 
     def return_gradients(self, step: int, dk: Tensor, dv: Tensor) -> tuple[range, Transfer]:
-        """The way back of a step's keys; which of this rank's the gradients that come are of."""
+        """Sends a step's dK and dV to their owner; returns the range of this rank's keys whose
+        gradients arrive, and the transfer."""
         to, source = self.neighbours(step)
         coming = self.plan(to, self.rank, dk.device).keys
         received = [_empty_rows(x, len(coming)) for x in (dk, dv)]

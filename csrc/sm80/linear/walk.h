@@ -93,7 +93,7 @@ struct StatePlace {
   }
 };
 
-// Where the CTA is, and what this warp has of it.
+// The CTA's tile and segment, and the warp's rows of K, columns of V and head in it.
 template <class C>
 struct Walk {
   using Element = typename C::Element;

@@ -11,7 +11,7 @@
 
 namespace flash::sm90::backward {
 
-// A tensor whose rows are those of q, or those of k.
+// The shape of tensors whose rows are q's, or of those whose rows are k's.
 struct Side {
   bool varlen;
   int64_t rows;  // of a batch entry, or of all sequences of a varlen call

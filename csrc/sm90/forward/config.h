@@ -18,7 +18,7 @@ struct ForwardTileShape {
   int stages;
   int element_bytes = 2;  // of Q, K and V, as products read them
 
-  // Of Q, and of all buffers of K and V.
+  // Bytes of Q, and of all buffers of K and V.
   constexpr int bytes() const {
     return element_bytes * (block_m * head_dim + stages * block_n * (head_dim + head_dim_v));
   }
@@ -74,8 +74,8 @@ template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBloc
           bool kPackGqa_ = false, bool kSplit_ = false, KeyPlace kKeys_ = KeyPlace::Any,
           bool kAsked_ = false>
 struct ForwardConfig {
-  // Of Q and K in their product. With kFp8 Q, K, V and P are codes, and products take them as they
-  // are (fp8_consumer.h).
+  // The type of Q and K in their product. With kFp8 Q, K, V and P are codes, and products take them
+  // as they are (fp8_consumer.h).
   using Query = Element_;
   static constexpr bool kFp8 = std::is_same_v<Query, float_e4m3_t>;
   using Element = std::conditional_t<kFp8, half_t, Query>;  // of O: half_t may stand for bfloat16_t
@@ -111,8 +111,8 @@ struct ForwardConfig {
   // Whether calls that ask for largest logits get a kernel of their own, `Asked`.
   static constexpr bool kIsAsked =
       !kCodes && kMaxLogits == MaxLogitsIn::None && !kSplit_ && kKeys_ == KeyPlace::Any;
-  // Of P and V in their product. Codes become fp16 in one instruction a pair, bf16 in four; P loses
-  // less.
+  // The type of P and V in their product. Codes become fp16 in one instruction a pair, bf16 in
+  // four; P loses less.
   using WideValue = std::conditional_t<kCodes, half_t, Element>;
   using ValueElement = std::conditional_t<kFp8, Query, WideValue>;
   using Out = std::conditional_t<kSplit, float, Element>;  // what rows are stored as
@@ -139,7 +139,7 @@ struct ForwardConfig {
   // ptxas has 128 registers for an instruction of 512 threads.
   using MmaScores = MmaBothShared<Query, (kFp8 && kBlockN > 128 ? kBlockN / 2 : kBlockN), kHeadDim>;
   static constexpr int kProductColumns = kThreads == 512 ? std::min(kHeadDimV, 128) : kHeadDimV;
-  // Of O, in a product of codes.
+  // Columns of O in one product of codes.
   static constexpr int kPartColumns = kHeadDimV % 128 == 0 ? 128 : kHeadDimV % 64 == 0 ? 64 : 96;
   using Values = ValueProduct<WideValue, kBlockN, kHeadDimV, kStages,
                               kFp8 ? kPartColumns : kProductColumns, kFp8, kPagesOnly>;

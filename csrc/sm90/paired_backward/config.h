@@ -34,8 +34,8 @@ struct PairedBackwardConfig {
   static constexpr int kRoleWarps = kWarpgroup / 32;
   static constexpr int kThreads = 3 * kWarpgroup;
   static_assert(kWarps_ * 32 == kThreads);
-  // The producer warp looks tiles up; it spills where the other warpgroups need all registers that
-  // they can have.
+  // The producer warp looks up tiles. It spills where the other warpgroups take all the registers
+  // that they can have.
   static constexpr int kLoaderRegisters = kHeadDim <= 192 || kSplitsColumns ? 40 : 24;
   static constexpr int kScoreRegisters = kHeadDim <= 192 ? 232 : 240;
   static constexpr int kGradientRegisters = kSplitsColumns ? 224 : kScoreRegisters;
