@@ -325,7 +325,7 @@ PyMethodDef methods[] = {
      "rows, 0 without pages. odd_rows: a cache's rows are not multiples of 16 bytes. used_k: "
      "whether a tensor says how many keys are in use. max_logits: whether they are wanted. "
      "few_queries: explain_decode's, or 0. contents: of a cache: 1 for codes of 8 bits, 2 "
-     "if their scales are of rows, 3 for latent rows."},
+     "if their descales are of rows, 3 for latent rows."},
     {"explain_backward", explain_backward, METH_VARARGS,
      "(sm, dtype, head_dim, head_dim_v, full_scores, softcap, sm_count, l2_bytes, memory_rate, "
      "batch, seqlen_q, seqlen_k, total_q, total_k, heads, heads_kv, left, right, deterministic) -> "

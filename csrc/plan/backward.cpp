@@ -4,7 +4,7 @@
 namespace flash::plan {
 namespace {
 
-// Tiles that add to dQ in turn, by a semaphore, take this part of a step longer.
+// Tiles that add to dQ in order, by a semaphore, take this part of a step longer.
 constexpr double kSemaphore = 0.18;
 // KV blocks that wait for each other begin so many steps apart; a tile's fixed time is so many
 // steps.
@@ -136,8 +136,8 @@ struct BackwardCost {
       return queue_us(items, resident, of_head * plain_fixed + of_split * plain_step,
                       most_tiles * (plain_fixed + longest.mean * c.heads * plain_step), items);
     }
-    bool const in_turn = c.schedule == Schedule::Tiles && in_order;
-    double const step = plain_step * (in_turn ? 1 + kSemaphore : 1);
+    bool const waits_in_order = c.schedule == Schedule::Tiles && in_order;
+    double const step = plain_step * (waits_in_order ? 1 + kSemaphore : 1);
     double const fixed = plain_fixed * (p.varlen_k ? kVarlenFixed : 1);
     bool const any = p.varlen_k && !p.alike();
     return queue_us(items * of_item, resident, fixed + of_split / of_item * step,

@@ -145,11 +145,11 @@ struct DecodeCost {
       // once, at a third of that rate.
       return numbers * sizeof(float) / m.sm_reads * (cut ? 2 : 3) + (cut ? m.launch : 0);
     }
-    double const each = std::min<double>(rows, k.block_m), turns = divide_up(each, k.rows_at_once);
+    double const each = std::min<double>(rows, k.block_m), passes = divide_up(each, k.rows_at_once);
     double const members = std::max(std::floor(kMergedRows / each), 2.);
     double us = 0;
     for (double n = cut ? splits : 1; n > 1; n = divide_up(n, members)) {
-      us += m.merge_round + turns * m.merge_row * (1 + std::min(n, members) / 16);
+      us += m.merge_round + passes * m.merge_row * (1 + std::min(n, members) / 16);
     }
     return us;
   }

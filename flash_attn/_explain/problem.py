@@ -113,8 +113,8 @@ class Problem:
 
     @property
     def needs_full_scores(self) -> bool:
-        # Sinks join a row when it is finished, at either score level; the library knows which
-        # plain kernels keep largest logits.
+        # Sinks join a row when it is finished, in plain kernels too; the library knows which plain
+        # kernels keep largest logits.
         return bool(set(self.extras) - {"paged", "attn_probs", "sinks", "max_logits"})
 
     def __str__(self) -> str:

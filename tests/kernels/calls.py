@@ -66,7 +66,7 @@ def scores(
     dropout_p: float = 0.0,
     rng_state: Tensor | None = None,
 ) -> dict:
-    """Adds what the full score level reads."""
+    """Adds what kernels with score mods read, and sinks."""
     call |= {"softcap": softcap}
     if alibi_slopes is not None:
         call["alibi_slopes"] = alibi_slopes.data_ptr()

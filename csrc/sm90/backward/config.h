@@ -76,7 +76,7 @@ struct BackwardConfig {
   static constexpr bool kHalfFactors = !kPlain && kHeadDim == 64;
   // Elsewhere a softcap alone has a loop of its own where that is faster, with one body as well
   // (one_mod_tile.h).
-  static constexpr bool kLoneCap = !kPlain && kHeadDim == 128;
+  static constexpr bool kHasCapLoop = !kPlain && kHeadDim == 128;
   // Details of the loop for a softcap alone, where there is one. Rate over plain, 4k causal, H200:
   // d 64 0.740 with the other mods' details, 0.749 with these; d 128 0.730 in one loop for all
   // mods, 0.820 in a loop of its own.

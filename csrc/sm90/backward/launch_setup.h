@@ -117,7 +117,7 @@ void launch_schedule(BwdParams const& params, LaunchContext const& launch, int r
     Pass::preprocess(params, kTile, launch);
   }
   main();
-  Pass::behind(params, kTile, launch);
+  Pass::postprocess(params, kTile, launch);
   if constexpr (Config::kRowSplit) {
     if (params.row_split.used()) {
       Pass::add_row_splits(params, {backward_grid(params, Config::kBlockN), Config::kBlockN},

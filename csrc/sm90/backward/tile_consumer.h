@@ -99,7 +99,7 @@ struct TileConsumer : ConsumerSteps<Config> {
         case ScoreModKind::Any:
           return loop<kQueryEnd, HalfFactorsTile<ScoreModKind::Any, Config>>(block, sums, s);
       }
-    } else if constexpr (Config::kLoneCap) {
+    } else if constexpr (Config::kHasCapLoop) {
       if (score_mod_kind(args.params.scores) == ScoreModKind::Cap) {
         return loop<kQueryEnd, OneModTile<ScoreModKind::Cap, Config>>(block, sums, s);
       }

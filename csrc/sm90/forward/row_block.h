@@ -68,7 +68,7 @@ struct RowBlock {
     float const slope = is_sequence ? p.scores.alibi_slope(tile.batch, head) : 0.f;
     float softmax_scale = p.scores.softmax_scale;
     if constexpr (Config::kCodes) {
-      // The scales of a sequence without keys may be anything, NaN too.
+      // The descales of a sequence without keys may be anything, NaN too.
       bool const has_keys = is_sequence && info.seqlen_k > 0;
       softmax_scale *= has_keys ? p.codes.k.of_head(tile.batch, head / group) : 1.f;
       if constexpr (Config::kFp8) {

@@ -52,7 +52,7 @@ struct PairedBackwardConfig {
   static constexpr bool kHalfFactors = false;
   // A softcap alone and ALiBi alone have loops of their own (rate over plain, 4k causal, d 192,
   // H200: 0.741 and 0.875 in one loop for all score mods, 0.924 and 0.903 in loops of their own).
-  static constexpr bool kLoneMods = kScores == ScoreLevel::Full;
+  static constexpr bool kHasModLoops = kScores == ScoreLevel::Full;
   struct CapLoop {
     static constexpr bool kReadsAhead = false, kScansAhead = false;
   };
