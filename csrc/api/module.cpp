@@ -239,8 +239,8 @@ PyObject* explain_decode(PyObject*, PyObject* args) {
   Served served{.few_queries = p.seqlens.few_q == kAllQueries ? 0 : p.seqlens.few_q};
   if (selection.variant && call.has_rows()) {
     plan::DecodePlan const plan = decode_plan_of(p, call.device, call.num_splits, call.cached);
-    PieceSchedule const split = decode_schedule(*selection.variant, p, plan.cut);
-    served.splits = split.max_pieces << split.cluster_log2;
+    PieceSchedule const schedule = decode_schedule(*selection.variant, p, plan.cut);
+    served.splits = schedule.max_pieces << schedule.cluster_log2;
     served.plan = decode_json(
         plan::decode_choices(decode_problem_of(p, call.device, call.num_splits, call.cached),
                              machine_of(call.device),

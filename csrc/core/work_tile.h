@@ -59,7 +59,7 @@ struct RowBlocks {
   int block_m;
 
   // The first block of the sequence whose first row is row_q. It is the same bound as
-  // VarlenSchedule's, so no prefix sum is needed.
+  // VarlenTiles', so no prefix sum is needed.
   FLASH_HD int64_t first(const Seqlens& s, int sequence, int64_t row_q) const {
     return s.cu_q ? row_q / block_m + sequence
                   : int64_t(sequence) * num_blocks(s.seqlen_q, block_m);

@@ -119,7 +119,7 @@ struct BackwardCost {
   double other_launches_us() const {
     int const parts = splits * c.row_splits;
     double const merge = parts > 1 ? m.launch + key_bytes(parts * kSum + kElement) / m.memory : 0;
-    if (c.schedule == Schedule::OrderedDq && finds_delta(p, k.head_dim)) {
+    if (c.schedule == Schedule::OrderedDq && computes_delta(p, k.head_dim)) {
       return merge + 0.5 * m.launch;  // the main kernel computes most of D
     }
     bool const rounds = c.schedule == Schedule::Tiles && adds;
@@ -214,8 +214,8 @@ std::vector<BackwardChoice> candidates(Problem const& p, Machine const& m, Kerne
 
 }  // namespace
 
-bool finds_delta(Problem const& p, int head_dim) {
-  return ordered_dq_finds_delta(head_dim) && p.all_rows_see_keys();
+bool computes_delta(Problem const& p, int head_dim) {
+  return ordered_dq_computes_delta(head_dim) && p.all_rows_see_keys();
 }
 
 std::vector<BackwardPlan> backward_choices(Problem const& p, Machine const& m, Kernel const& k) {

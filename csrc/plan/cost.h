@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/tile_scheduler.h"
+#include "core/tile_numbers.h"
 #include "plan/plan.h"
 
 namespace flash::plan {

@@ -5,7 +5,7 @@ namespace flash::plan {
 namespace {
 
 constexpr int kWarpgroupRows = 64;
-constexpr int kMostSplits = 32;  // as many as BlockRange::part counts in 32 bits
+constexpr int kMostSplits = 32;  // as many as BlockRange::split counts in 32 bits
 
 // Launches' worth of time until a kernel whose code is in no cache begins to compute.
 constexpr double kColdStart = 1.3;

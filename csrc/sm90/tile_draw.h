@@ -1,8 +1,8 @@
 // How persistent CTAs draw their tiles; see docs/kernels/counters.md.
 #pragma once
 
+#include "core/tile_numbers.h"
 #include "core/tile_queue.h"
-#include "core/tile_scheduler.h"
 
 namespace flash::sm90 {
 
@@ -20,7 +20,7 @@ __device__ inline uint32_t draw_tile(TileQueue const& queue, uint32_t blocks) {
   return queue.next(blocks, [&](uint32_t last) { return draw(queue, last); });
 }
 
-// core/tile_scheduler.h's Bisection by all lanes of a warp: each round of loads leaves a 33rd of
+// core/tile_numbers.h's Bisection by all lanes of a warp: each round of loads leaves a 33rd of
 // the candidates, so that one of 8,192 sequences is found in three rounds and not in thirteen. The
 // search ends even where starts decrease, but then it may miss row blocks: a kernel whose CTAs wait
 // for earlier row blocks has to use Bisection.

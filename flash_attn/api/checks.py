@@ -265,7 +265,7 @@ def dense(q: Tensor, k: Tensor, v: Tensor, take: Callable[..., None] = operands)
         raise ValueError(f"k: got batch {k.shape[0]}; it must be that of q, {q.shape[0]}")
 
 
-def packed(x: Tensor, name: str, n: int, rank: int) -> None:
+def qkv_packed(x: Tensor, name: str, n: int, rank: int) -> None:
     """A tensor (…, n, heads, head_dim) that holds q, k, v or k, v; rank counts all dimensions."""
     tensor(x, name)
     if x.layout is not _STRIDED or x.is_nested:

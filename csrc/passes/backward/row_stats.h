@@ -64,7 +64,7 @@ struct RowBlockOrder {
   }
 
   // Index in the workspace, as RowBlocks numbers row blocks.
-  FLASH_HD int64_t place(WorkTile const& tile) const {
+  FLASH_HD int64_t index(WorkTile const& tile) const {
     return (int64_t(tile.head) * batch + tile.batch) * row_blocks + tile.m_block;
   }
 };

@@ -65,7 +65,7 @@ struct RowBlock {
 
 // Tiles [rows, columns] in the layout of SmemTile.
 template <class Config>
-struct SharedStorage : SplitSums<Config, Config::kScoreNumbers> {
+struct SharedStorage : DepthSums<Config, Config::kScoreNumbers> {
   template <int kRows, int kColumns>
   using Tile = array_aligned<typename Config::Element, kRows * kColumns, 128>;
   union {

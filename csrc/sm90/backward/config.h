@@ -25,7 +25,7 @@ struct BackwardConfig {
   static constexpr int kConsumers = kBlockN / kWarpgroupRows;
   static constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
   static constexpr int kAdders = 1;  // CTAs that add a tile's dQ
-  static constexpr bool kKvPersistent = false, kOrderedDq = false, kFindsDelta = false;
+  static constexpr bool kKvPersistent = false, kOrderedDq = false, kComputesDelta = false;
   static constexpr bool kOrdersDq = false;  // the first and the last KV block differ (dq_action.h)
   static constexpr bool kStreamsTiles = false;
   static constexpr int kKeyStages = 1;  // buffers for K
@@ -149,7 +149,7 @@ struct OrderedDqConfig : Config {
 
   // The delta warp computes D ahead of the tiles: rows of dO and O that it loads at a time, and its
   // buffers. At d 128 these take the room of a third buffer for dO, which is worth half a percent.
-  static constexpr bool kFindsDelta = ordered_dq_finds_delta(Config::kHeadDim);
+  static constexpr bool kComputesDelta = ordered_dq_computes_delta(Config::kHeadDim);
   static constexpr bool kDeltaOfDout = Config::kHeadDim == 128;
   static constexpr int kDoutStages = kDeltaOfDout ? 2 : Config::kStages;
   static constexpr bool kFewDeltaRows = kDeltaOfDout || Config::kHeadDimV > 128;

@@ -40,7 +40,7 @@ struct NoDeltaTiles {
 };
 
 template <class Config>
-using DeltaTilesOf = std::conditional_t<Config::kFindsDelta, DeltaTiles<Config>, NoDeltaTiles>;
+using DeltaTilesOf = std::conditional_t<Config::kComputesDelta, DeltaTiles<Config>, NoDeltaTiles>;
 
 // Dot product of eight columns, 16 bytes of each operand; added one after the other.
 template <class Element>
@@ -202,7 +202,7 @@ struct DeltaWarp {
   __device__ RowPlace place_of(uint32_t number, int part) const {
     WorkTile const& tile = tiles.row_block(number);
     int const in_block = part * kPartRows + lane();
-    return {tile, tile.m_block * Config::kBlockM + in_block, order().place(tile), in_block};
+    return {tile, tile.m_block * Config::kBlockM + in_block, order().index(tile), in_block};
   }
   __device__ bool exists(RowPlace const& at) const {
     return at.tile.valid && at.row < args.params.seqlens.seqlen_q;

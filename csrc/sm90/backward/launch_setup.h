@@ -38,8 +38,8 @@ BackwardArgs backward_args(BwdParams const& params, TileGrid const& grid) {
                   Config::kKeys};
   constexpr int kRunQ = kRun<Config::kHeadDim>, kRunV = kRun<Config::kHeadDimV>;
   auto const delta_map = [&]([[maybe_unused]] TensorView<const void> const& view) -> TensorMap {
-    if constexpr (Config::kFindsDelta) {
-      if (params.ordered_dq.finds_delta) {
+    if constexpr (Config::kComputesDelta) {
+      if (params.ordered_dq.computes_delta) {
         Side few = rows;
         few.box_rows = Config::kDeltaRows;
         return map_of(few, view, params.head_dim_v, kRunV, params.k);
@@ -111,7 +111,7 @@ void launch_schedule(BwdParams const& params, LaunchContext const& launch, int r
     }
     launch_drawing<Config>(params, launch, resident, start);
   };
-  if (params.ordered_dq.finds_delta) {
+  if (params.ordered_dq.computes_delta) {
     Pass::begin_ordered_dq(params, kTile, params.ordered_dq.heads_before, launch);
   } else {
     Pass::preprocess(params, kTile, launch);

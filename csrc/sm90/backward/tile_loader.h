@@ -123,8 +123,8 @@ struct TileLoader {
   // Waits for D, which comes with a tile's Q. Here, before the tile's loop, the wait costs
   // consumers nothing (docs/lab/sm90_backward_delta_warp.md).
   __device__ void wait_for_rows(Block const& block) const {
-    if constexpr (Config::kFindsDelta) {
-      if (args.params.ordered_dq.finds_delta) {
+    if constexpr (Config::kComputesDelta) {
+      if (args.params.ordered_dq.computes_delta) {
         wait_for_delta(args.params, block);
       }
     }

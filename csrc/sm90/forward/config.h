@@ -56,7 +56,7 @@ struct ValueProduct<Element, kKeys, kHeadDimV, kStages, kColumns, true, kPagesOn
   using Layout = SmemTiles<float_e4m3_t, kHeadDimV, kKeys, kStages, kRun<kKeys / 2>>;
 };
 
-enum class KeyPlace { Any, SmallPages, LargePages };
+enum class KeyStorage { Any, SmallPages, LargePages };
 
 // Where a kernel keeps rows' largest logits: in registers for every call, which only asking calls
 // are launched with, or in shared memory if the call asks.
@@ -71,7 +71,7 @@ enum class MaxLogitsIn { None, Registers, Shared };
 // kAsked_: for calls that ask for largest logits; kernels with score mods serve these as they are.
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
           int kStages_, int kSecondN_, int kCachedBits_, ScoreLevel kScores_,
-          bool kPackGqa_ = false, bool kSplit_ = false, KeyPlace kKeys_ = KeyPlace::Any,
+          bool kPackGqa_ = false, bool kSplit_ = false, KeyStorage kKeys_ = KeyStorage::Any,
           bool kAsked_ = false>
 struct ForwardConfig {
   // The type of Q and K in their product. With kFp8 Q, K, V and P are codes, and products take them
@@ -92,15 +92,15 @@ struct ForwardConfig {
   using Split = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kBlockN_, kWarps_,
                               kStages_, kSecondN_, kCachedBits_, kScores_, true, true>;
   static constexpr int kSecondN = kSecondN_;
-  static constexpr bool kPagesOnly = kKeys_ != KeyPlace::Any;
-  static constexpr bool kLargePages = kKeys_ == KeyPlace::LargePages;
-  template <KeyPlace kKeys>
+  static constexpr bool kPagesOnly = kKeys_ != KeyStorage::Any;
+  static constexpr bool kLargePages = kKeys_ == KeyStorage::LargePages;
+  template <KeyStorage kKeys>
   using SecondOf = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kSecondN_, kWarps_,
                                  kStages_, 0, kCachedBits_, kScores_, false, false, kKeys>;
-  using Second = SecondOf<KeyPlace::Any>;
+  using Second = SecondOf<KeyStorage::Any>;
   using Asked =
       ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kBlockN_, kWarps_, kStages_,
-                    kSecondN_, kCachedBits_, kScores_, kPackGqa_, false, KeyPlace::Any, true>;
+                    kSecondN_, kCachedBits_, kScores_, kPackGqa_, false, KeyStorage::Any, true>;
   // Whether K and V are codes. Then no call asks for largest logits.
   static constexpr bool kCodes = kCachedBits_ == 8;
   static_assert(kCodes || !kFp8);
@@ -110,7 +110,7 @@ struct ForwardConfig {
                                                                             : MaxLogitsIn::None;
   // Whether calls that ask for largest logits get a kernel of their own, `Asked`.
   static constexpr bool kIsAsked =
-      !kCodes && kMaxLogits == MaxLogitsIn::None && !kSplit_ && kKeys_ == KeyPlace::Any;
+      !kCodes && kMaxLogits == MaxLogitsIn::None && !kSplit_ && kKeys_ == KeyStorage::Any;
   // The type of P and V in their product. Codes become fp16 in one instruction a pair, bf16 in
   // four; P loses less.
   using WideValue = std::conditional_t<kCodes, half_t, Element>;

@@ -158,8 +158,8 @@ void launch_merge(FwdParams const& params, LaunchContext const& context) {
 template <class Config>
 void launch_pages(FwdParams const& params, LaunchContext const& context) {
   if constexpr (Config::kSecondN > kMostPagedKeys && !Config::kFp8) {
-    using Small = typename Config::template SecondOf<KeyPlace::SmallPages>;
-    using Large = typename Config::template SecondOf<KeyPlace::LargePages>;
+    using Small = typename Config::template SecondOf<KeyStorage::SmallPages>;
+    using Large = typename Config::template SecondOf<KeyStorage::LargePages>;
     return PageBox::suit(params.pages.page_size.divisor) ? launch<Large>(params, context)
                                                          : launch<Small>(params, context);
   }

@@ -54,7 +54,7 @@ struct RowBlock {
     range = block_range(mask, row_begin, row_begin + rows, Config::kBlockN);
     int64_t const row = info.row_q + row_begin;
     if constexpr (Config::kSplit) {
-      range = range.part(split, splits);
+      range = range.split(split, splits);
       out = p.splits.out.ptr + split * p.splits.out_apart +
             p.splits.out.offset(tile.batch, row, head);
       lse = p.splits.lse.at(tile.batch, row, head) + split * p.splits.lse_apart;

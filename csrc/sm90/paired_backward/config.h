@@ -44,7 +44,7 @@ struct PairedBackwardConfig {
   static constexpr int kConsumers = kCluster;
   static constexpr int kAdders = kCluster;  // CTAs that add a tile's dQ
   static constexpr bool kKvPersistent = false, kOrderedDq = false, kOrdersDq = false;
-  static constexpr bool kFindsDelta = false;
+  static constexpr bool kComputesDelta = false;
   static constexpr bool kStreamsTiles = false, kWideKeyRows = false, kWideQueryRows = false;
   static constexpr int kKeyStages = 1;
   static constexpr bool kRowSplit =

@@ -35,7 +35,7 @@ __device__ void load_queries(FwdParams const& p, PairedRowBlock<Config> const& b
     SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>::copy(
         *reinterpret_cast<uint128_t const*>(source),
         *reinterpret_cast<uint128_t*>(
-            Config::Queries::place(smem.tiles[Config::kStages - 1], smem.q, row, column)),
+            Config::Queries::address(smem.tiles[Config::kStages - 1], smem.q, row, column)),
         exists);
   }
   cp_async_fence();
