@@ -313,7 +313,7 @@ struct OnlineSoftmax {
 #endif
   }
 
-  // Called before a branch in which exponentials may change. If the compiler moved the sums behind
+  // Called before a branch in which exponentials may change. If the compiler moved the sums past
   // the branch, they would keep the old exponentials alive beside the new ones, and each would be
   // copied whether or not the branch is taken.
   FLASH_HD void keep_sums_here() {

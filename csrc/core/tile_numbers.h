@@ -44,7 +44,7 @@ struct SequencePlace {
   int next_start;
 };
 
-// Finds the last sequence of [0, count) for which is_behind is false. It is false for 0, and all
+// Finds the last sequence of [0, count) for which is_after is false. It is false for 0, and all
 // sequences for which it is true come after the others. rows.start(0) = 0 is the least start,
 // rows.start(count) the greatest.
 //
@@ -53,18 +53,18 @@ struct SequencePlace {
 // decrease, and every row block is found once. Row blocks that wait for earlier ones of their
 // sequence need that.
 struct Bisection {
-  template <class Rows, class IsBehind>
-  FLASH_HD SequencePlace operator()(int count, Rows const& rows, IsBehind is_behind) const {
-    int low = 0, high = count;  // low: not behind, high: behind
+  template <class Rows, class IsAfter>
+  FLASH_HD SequencePlace operator()(int count, Rows const& rows, IsAfter is_after) const {
+    int low = 0, high = count;  // low: not after, high: after
     int low_start = 0, high_start = rows.start(count);
     while (high - low > 1) {
       int const middle = low + (high - low) / 2;
       int start = rows.start(middle);
       start = start > low_start ? start : low_start;
       start = start < high_start ? start : high_start;
-      bool const behind = is_behind(middle, start);
-      (behind ? high : low) = middle;
-      (behind ? high_start : low_start) = start;
+      bool const after = is_after(middle, start);
+      (after ? high : low) = middle;
+      (after ? high_start : low_start) = start;
     }
     return {low, low_start, high_start};
   }

@@ -65,7 +65,7 @@ struct RowBlocks {
                   : int64_t(sequence) * num_blocks(s.seqlen_q, block_m);
   }
 
-  // Includes room for rows behind the last sequence, but none for rows before the first.
+  // Includes room for rows after the last sequence, but none for rows before the first.
   FLASH_HD int64_t count(const Seqlens& s) const {
     return s.cu_q ? first(s, s.batch + 1, s.total_q) : first(s, s.batch, 0);
   }

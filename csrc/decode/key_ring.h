@@ -102,7 +102,7 @@ struct KeyRing {
         return;
       }
     }
-    // Rows of 96 and 112 columns end in the first half of a line or a little behind it. The rest is
+    // Rows of 96 and 112 columns end in the first half of a line or a little after it. The rest is
     // the next head's, which reads it later or has it already: not to fetch it saves up to 11% (d
     // 96 and 112, H100); other rows end elsewhere, and gain nothing.
     constexpr int kLine = 128 / sizeof(Cached);

@@ -105,7 +105,7 @@ struct BackwardCost {
   }
 
   double us() const {
-    // Without a limit of the mask one ordered KV block, behind all others, reads dQ's sums of all
+    // Without a limit of the mask one ordered KV block, after all others, reads dQ's sums of all
     // rows of a head, waits for them, and writes them rounded.
     bool const last = c.schedule == Schedule::OrderedDq && p.unmasked();
     double const rounded = last ? longest.longest * k.block_m * k.head_dim : 0;

@@ -118,7 +118,7 @@ struct ForwardCost {
     return ((once + missed(m, touched) * again) * key + rows * row) / m.memory;
   }
 
-  // Splits are loaded four at a time, behind their LSE, by a launch that begins early.
+  // Splits are loaded four at a time, after their LSE, by a launch that begins early.
   double merge_us() const {
     double const waits = 1 + divide_up(c.splits, 4), bytes = 2 * bytes_of_splits(p, c.splits);
     return c.splits == 1 ? 0 : waits * m.merge_wait + bytes / m.memory;

@@ -1,6 +1,6 @@
 """The functions of FlashAttention-3, on the kernels of ``flash_attn``.
 
-Signatures and meanings are FA3's; what is behind a ``*`` is more than it takes, and named as in
+Signatures and meanings are FA3's; what is after a ``*`` is more than it takes, and named as in
 ``flash_attn``, whose docstrings have shapes and dtypes in full. On a CPU dtypes may also be float32
 and float64. docs/fa3.md lists every argument: what is honoured, what is harmless, what is refused.
 

@@ -26,7 +26,7 @@ class Problem:
     causal: bool
     window_size: tuple[int, int]
     extras: tuple[str, ...]  # the names of the options that are in use
-    packed: bool  # sequences lie one behind the other
+    packed: bool  # sequences lie one after the other
     batch: int
     longest_q: int  # queries that a sequence can have
     capacity: int  # keys that a sequence can have

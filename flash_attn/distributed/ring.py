@@ -118,7 +118,7 @@ class RingAttention(ShardAttention):
         """Shapes (b, s, h, d), of this rank's rows."""
         total = sums.Attention(q, v, accumulation_dtype(q.dtype), ring.sum_dtype(q.dtype))
         for step, first, keys, values in _steps(ring, k, v):
-            # Behind the next transfers, which start before this and run beside it.
+            # After the next transfers, which start before this and run beside it.
             total.merge_last(ring.sum_dtype(q.dtype))
             for call in ring.plan(ring.rank, ring.neighbours(step)[1], q.device).calls:
                 total.add(call.rows, *calls.forward(call, q, keys, values, first, ring.scoring))

@@ -1,4 +1,4 @@
-// The launch behind a main kernel with GQA splits or row splits: each row of dK and dV is the sum
+// The launch after a main kernel with GQA splits or row splits: each row of dK and dV is the sum
 // of its splits' sums, in their order, so that every run gives the same bits.
 #pragma once
 

@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
     }
   }
   WalkRows<C> out;
-  // A chunk is finished behind the next one's first barrier: A needs one after it is set.
+  // A chunk is finished after the next one's first barrier: A needs one after it is set.
 #pragma unroll 1
   for (int number = 0;; ++number) {
     cp_async_wait<0>();

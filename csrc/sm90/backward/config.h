@@ -58,13 +58,13 @@ struct BackwardConfig {
   // Details of an iteration that decide how good ptxas's code is, each as measured for the head dim
   // (docs/lab/sm90_backward_step.md).
   static constexpr bool kPlain = kScores == ScoreLevel::Plain;
-  // The scores of the next row block are started before this one's dQ is added, not behind it.
+  // The scores of the next row block are started before this one's dQ is added, not after it.
   static constexpr bool kScoresFirst = kPlain || kHeadDim <= 96;
   // The loop counts a tile's iterations, instead of reading from each whether another follows.
   static constexpr bool kCountsIterations = kPlain;
   // All of dP's product is started before the first exponential.
   static constexpr bool kStartsFirst = kPlain && kHeadDim == 64;
-  // D, and where dQ goes, are read before the wait for the product behind which they are used.
+  // D, and where dQ goes, are read before the wait for the product after which they are used.
   static constexpr bool kReadsAhead = kPlain && kHeadDim >= 96;
   // Calls that add to dQ's sums have a loop of their own.
   static constexpr bool kOwnLoopToAdd = kReadsAhead;
@@ -142,7 +142,7 @@ struct OrderedDqConfig : Config {
 
   // Tiles are one stream of iterations: a tile's last iteration starts the next tile's first
   // scores, and the next tile's first iteration adds this one's last dQ, so that no consumer is
-  // idle behind a product between tiles. K of both tiles is needed then, so it has two buffers.
+  // idle after a product between tiles. K of both tiles is needed then, so it has two buffers.
   // Clusters have no room for them.
   static constexpr bool kStreamsTiles = Config::kAdders == 1;
   static constexpr int kKeyStages = kStreamsTiles ? 2 : 1;

@@ -153,7 +153,7 @@ struct ForwardConfig {
       typename KeyTiles<kPagesOnly, Element, kBlockN, kHeadDim, kStages>::Layout>;
   using SmemLayoutV = typename Values::Layout;
 
-  // The wait for P·V lies between the two rows' exponentials, not behind both, where a block has so
+  // The wait for P·V lies between the two rows' exponentials, not after both, where a block has so
   // many keys. H200, of FA3 over eight sizes: d 64 1.087 instead of 1.076, d 128 0.963 instead of
   // 0.940, d 192 1.001 instead of 0.993; d 256, with 80 keys, would have 0.992 instead of 0.996. d
   // 96, 1.073 instead of 1.075, is no reason for a rule of its own.

@@ -22,7 +22,7 @@ struct Consumer {
   // Whether a step takes its rows one after the other, so that waits are over between them.
   template <class ScoreMods>
   static constexpr bool kRowByRow = Config::kWaitsBetweenRows && !ScoreMods::kAny;
-  // Whether rows are finished under the last product. With score mods they are finished behind it,
+  // Whether rows are finished under the last product. With score mods they are finished after it,
   // or the code would be there once for each kind of mod; with pack-GQA it takes more registers.
   static constexpr bool kFinishesEarly = Config::kScores == ScoreLevel::Plain && !Config::kPackGqa;
   // P in registers, the A operand of P·V
@@ -409,7 +409,7 @@ struct Consumer {
       bool const moved =
           raise_maxima<kMasked, false>(work, here, key_block, scores, offsets, rescale);
       probabilities(work, key_block, scores, offsets);
-      // Waits behind the sums, as in wait_for_keys.
+      // Waits after the sums, as in wait_for_keys.
       bool const never = acc.softmax.sum[0] + acc.softmax.sum[1] < 0.f;
       smem.v_ring.wait_full(never ? before : here);
       finish_values(before, acc);

@@ -118,7 +118,7 @@ void launch_tiles(FwdParams const& params, LaunchContext const& launch) {
                          grid,
                          {static_cast<uint32_t>(num_tiles),
                           draws ? counters().of(Counting::Tiles, 1, launch) : nullptr}};
-  // Behind start_max_logits, for whose end only the epilogue waits.
+  // After start_max_logits, for whose end only the epilogue waits.
   bool const early = Config::kMaxLogits != MaxLogitsIn::None && params.max_logits.of_heads;
   launch_kernel<forward_kernel<Config>>(
       launch, {blocks, Config::kThreads, kSmemBytes<Config>, /*cluster=*/1, early},

@@ -63,7 +63,7 @@ struct RowBlock {
       lse = p.lse.at(tile.batch, row, head);
     }
     masked_steps = range.masked_count();
-    // The rows behind the last sequence (see BlockInfo) have neither slopes nor sinks.
+    // The rows after the last sequence (see BlockInfo) have neither slopes nor sinks.
     bool const is_sequence = tile.batch < p.seqlens.batch;
     float const slope = is_sequence ? p.scores.alibi_slope(tile.batch, head) : 0.f;
     float softmax_scale = p.scores.softmax_scale;

@@ -38,7 +38,7 @@ __device__ void send_lse(decode::DecodeWork<Config> const& work, decode::PieceSh
 }
 
 // Attends to the keys of the piece. Afterwards O lies in shared memory, not yet scaled; or, in a
-// cluster, all CTAs have sent their rows, which are there behind the cluster's next barrier.
+// cluster, all CTAs have sent their rows, which are there after the cluster's next barrier.
 template <bool kClusters, class Config>
 __device__ __forceinline__ void attend(LatentArgs const& args, decode::PieceShare const& share,
                                        decode::DecodeOutput<Config> const& output,
@@ -72,7 +72,7 @@ __device__ __forceinline__ void attend(LatentArgs const& args, decode::PieceShar
     } else {
       scores.finish(output);
     }
-    // setmaxnreg needs all warps behind the one before: without keys, and without a cluster,
+    // setmaxnreg needs all warps to be past the one before: without keys, and without a cluster,
     // nothing else has waited.
     cutlass::arch::NamedBarrier::sync(kWarpgroup, ScoreWarpgroup<Config>::kShared);
     warpgroup_reg_dealloc<Config::kAllRegisters>();

@@ -21,7 +21,7 @@ void launch_decode(DecodeParams const& params, LaunchContext const& launch) {
     return make_tensor_map(
         key_request(p, view.ptr ? view : p.q_latent, columns, box_rows, kRun<Config::kColumns>));
   };
-  // Boxes behind V's last column are zeros.
+  // Boxes beyond V's last column are zeros.
   bool const rotated = p.head_dim > 0;
   LatentArgs args{rotated ? map(p.k, p.head_dim) : map(p.v, p.head_dim_v), map(p.v, p.head_dim_v),
                   rotated ? 0 : Config::kHeadDimV, box_rows, params};

@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
   let_next_launch_start();
   wait_for_launch_before();
-  cute::cluster_sync();  // behind it the other CTAs' barriers can be reached
+  cute::cluster_sync();  // after it the other CTAs' barriers can be reached
   run_roles<Config>(args, smem, part);
   cute::cluster_sync();  // the other CTAs may still release buffers here
 }
