@@ -142,7 +142,7 @@ def _from_16_bits(inputs: tuple[Tensor, ...], causal: bool) -> dict[str, Callabl
 
 
 def _layouts(inputs: tuple[Tensor, ...], causal: bool) -> dict[str, Callable]:
-    """The same sequences one behind the other, and their keys in pages, whose order is random."""
+    """The same sequences one after the other, and their keys in pages, whose order is random."""
     codes = [x.to(FP8) for x in inputs]
     batch, length = inputs[0].shape[:2]
     device = inputs[0].device

@@ -28,7 +28,7 @@ OLDER = {"sm90": "sm80"}
 class Feature:
     """name: the row's label. probe: a CPU call that uses it. op: the op that has to exist on CUDA.
 
-    scores: the level of score features that the kernel must have. cached_bits: of the keys that it
+    scores: "plain", or "full" for a kernel with score mods. cached_bits: of the keys that it
     must read; dtypes: of the queries. refused: the name under which csrc/api refuses it. latent: of
     a latent cache. converts: what has no such kernel is converted to 16 bits.
     """

@@ -41,7 +41,7 @@ class Table:
 
     command: str
     page: Path
-    name: str  # what the marker behind it says
+    name: str  # what the marker after it says
     markdown: Callable[[], str]
 
     def rewritten(self, text: str) -> str:

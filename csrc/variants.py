@@ -29,7 +29,7 @@ class Variant:
     second_block_n: for a forward, keys of a second tile, which has a kernel of its own and serves
         calls where it takes less time (plan/forward.cpp).
     cached_bits: of the keys and values that a decode row or Hopper's forward reads: 16, of its
-        dtype, or 8, codes (e4m3) with scales.
+        dtype, or 8, codes (e4m3) with descales.
     """
 
     direction: str
@@ -218,11 +218,11 @@ _SM80_FORWARDS = [
     *_both_levels(**_SM80_FORWARD, head_dim=128, block_n=64,
                   why="4k keys on an H200: 372 TFLOP/s, 128x32 318, 8 warps 287, 64x64 301"),
     *_both_levels(**_SM80_FORWARD, head_dim=192, head_dim_v=128, block_n=48,
-                  why="80 KiB: two blocks on an A100 too, where 64 keys leave one; not measured"),
+                  why="80 KiB: two CTAs on an A100 too, where 64 keys leave one; not measured"),
     *_both_levels(**_SM80_FORWARD | dict(block_m=64), head_dim=192, block_n=64,
-                  why="2 blocks an SM; 4k keys on an H200: 314 TFLOP/s, 128 rows by 8 warps 300"),
+                  why="2 CTAs an SM; 4k keys on an H200: 314 TFLOP/s, 128 rows by 8 warps 300"),
     *_both_levels(**_SM80_FORWARD | dict(block_m=64), head_dim=256, block_n=64,
-                  why="2 blocks an SM; causal, 1k keys: 262 TFLOP/s, 128 rows by 8 warps 223"),
+                  why="2 CTAs an SM; causal, 1k keys: 262 TFLOP/s, 128 rows by 8 warps 223"),
     # Two warps share 16 rows, each with half of the columns. The last tile fits the 99 KiB of
     # consumer GPUs.
     *_both_levels(**_SM80_FORWARD | dict(block_m=64, warps=8), head_dim=512, block_n=32,
@@ -245,19 +245,19 @@ _SM80_BACKWARDS = [
     *_rows(**_PLAIN, head_dim=32, block_m=64, block_n=128, warps=4, key_warps=4, stages=2,
            why="as d 64"),
     *_rows(**_PLAIN, head_dim=64, block_m=64, block_n=128, warps=4, key_warps=4, stages=2,
-           allow_spills=200, why="P and dS stay in registers; 0.10 bytes, 2 blocks of 4 warps"),
+           allow_spills=200, why="P and dS stay in registers; 0.10 bytes, 2 CTAs of 4 warps"),
     *_rows(**_PLAIN, head_dim=96, block_m=128, block_n=128, warps=8, key_warps=4, stages=1,
-           why="0.11 bytes, 1 block of 8 warps; 64 rows, 2 stages: 0.125"),
+           why="0.11 bytes, 1 CTA of 8 warps; 64 rows, 2 stages: 0.125"),
     *_rows(**_PLAIN, head_dim=128, block_m=64, block_n=128, warps=8, key_warps=4, stages=2,
-           allow_spills=120, why="0.1125 bytes, 1 block of 8 warps; 128 rows, 1 stage: 0.106"),
+           allow_spills=120, why="0.1125 bytes, 1 CTA of 8 warps; 128 rows, 1 stage: 0.106"),
     *_rows(**_PLAIN, head_dim=192, head_dim_v=128, block_m=64, block_n=128, warps=8, key_warps=4,
-           stages=2, allow_spills=436, why="0.106 bytes, 1 block of 8 warps"),
+           stages=2, allow_spills=436, why="0.106 bytes, 1 CTA of 8 warps"),
     *_rows(**_PLAIN, head_dim=192, block_m=128, block_n=64, warps=8, key_warps=2, stages=1,
-           allow_spills=12, why="0.106 bytes, 1 block of 8 warps; 64 rows, 2 stages: 0.1375"),
+           allow_spills=12, why="0.106 bytes, 1 CTA of 8 warps; 64 rows, 2 stages: 0.1375"),
     *_rows(**_PLAIN, head_dim=256, block_m=128, block_n=64, warps=8, key_warps=2, stages=1,
-           allow_spills=36, why="0.10 bytes, 1 block of 8 warps; 64 rows, 2 stages: 0.13"),
+           allow_spills=36, why="0.10 bytes, 1 CTA of 8 warps; 64 rows, 2 stages: 0.13"),
     *_rows(**_PLAIN, head_dim=512, block_m=64, block_n=32, warps=8, key_warps=2, stages=1,
-           why="201 KiB; 0.16 bytes, 1 block of 8 warps"),
+           why="201 KiB; 0.16 bytes, 1 CTA of 8 warps"),
     *_rows(**_FULL, head_dim=32, block_m=64, block_n=128, warps=8, key_warps=8, stages=2,
            why="with the plain tile's 4 warps, d 64's score mods spill 1344 bytes"),
     *_rows(**_FULL, head_dim=64, block_m=64, block_n=128, warps=8, key_warps=8, stages=2,
@@ -309,12 +309,12 @@ def _sm80_decode(scores: str) -> list[Variant]:
     rows = dict(direction="decode", arch="sm80", block_m=16, stages=2, scores=scores)
     return [
         *_rows(**rows, head_dim=64, block_n=32, warps=4,
-               why="three blocks an SM: 192 KiB on their way, where latency asks for 26"),
+               why="three CTAs an SM: 192 KiB on their way, where latency asks for 26"),
         *_rows(**rows, head_dim=128, block_n=16, warps=4,
-               why="three blocks an SM: 192 KiB on their way, where latency asks for 26"),
+               why="three CTAs an SM: 192 KiB on their way, where latency asks for 26"),
         # Q and O take 192 registers.
         *_rows(**rows, head_dim=256, block_n=16, warps=2,
-               why="with 4 warps one block would fill an SM, and none of sm_86's"),
+               why="with 4 warps one CTA would fill an SM, and none of sm_86's"),
     ]  # fmt: skip
 
 

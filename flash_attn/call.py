@@ -183,7 +183,7 @@ class CodedForward(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of out."""
+        """The dtype of out."""
         return torch.float16 if self.fp16_out else torch.bfloat16
 
     @classmethod

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import flash_attn_2_cuda as flash_attn_gpu  # noqa: F401
-from flash_attn.api import packed
+from flash_attn.api import qkv_packed
 from flash_attn.api.checks_fp8 import given_of
 from flash_attn.call import Cache, Descale, Lengths, MaxLogits, Options, Window
 from flash_attn.compat import keywords
@@ -183,7 +183,7 @@ def flash_attn_kvpacked_func(
     """
     if unknown:
         raise keywords.unexpected(flash_attn_kvpacked_func, unknown)
-    k, v = packed.checked(kv, "kv", rank=5)
+    k, v = qkv_packed.checked(kv, "kv", rank=5)
     options = Options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
                       deterministic, return_attn_probs, s_aux, batch_invariant, return_lse,
                       return_softmax_lse, return_max_logits)  # fmt: skip
@@ -220,7 +220,7 @@ def flash_attn_qkvpacked_func(
     """
     if unknown:
         raise keywords.unexpected(flash_attn_qkvpacked_func, unknown)
-    q, k, v = packed.checked(qkv, "qkv", rank=5)
+    q, k, v = qkv_packed.checked(qkv, "qkv", rank=5)
     options = Options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
                       deterministic, return_attn_probs, s_aux, batch_invariant, return_lse,
                       return_softmax_lse, return_max_logits)  # fmt: skip
@@ -343,7 +343,7 @@ def flash_attn_varlen_kvpacked_func(
     """
     if unknown:
         raise keywords.unexpected(flash_attn_varlen_kvpacked_func, unknown)
-    k, v = packed.checked(kv, "kv", rank=4)
+    k, v = qkv_packed.checked(kv, "kv", rank=4)
     options = Options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
                       deterministic, return_attn_probs, s_aux, batch_invariant, return_lse,
                       return_softmax_lse, return_max_logits)  # fmt: skip
@@ -384,7 +384,7 @@ def flash_attn_varlen_qkvpacked_func(
     """
     if unknown:
         raise keywords.unexpected(flash_attn_varlen_qkvpacked_func, unknown)
-    q, k, v = packed.checked(qkv, "qkv", rank=4)
+    q, k, v = qkv_packed.checked(qkv, "qkv", rank=4)
     options = Options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
                       deterministic, return_attn_probs, s_aux, batch_invariant, return_lse,
                       return_softmax_lse, return_max_logits)  # fmt: skip

@@ -43,8 +43,8 @@ def head_dims_for(tool: str) -> tuple:
 
 
 def mods(heads: int) -> list[dict]:
-    """Keywords of the plain score level and of the full one, whose kernels may have loops for each
-    mod alone."""
+    """Keywords of plain kernels and of those with score mods, which may have loops for each mod
+    alone."""
     slopes = torch.rand(heads)
     sinks = torch.randn(heads, requires_grad=True)
     return [

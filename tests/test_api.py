@@ -397,7 +397,7 @@ def test_packed_gradient_is_the_buffer_that_was_written(device, needs, kind):
 
 def test_packed_gradient_survives_a_hook(device, needs):
     """A hook that replaces one slice's gradient breaks the pattern; the result is stacked."""
-    from flash_attn.api.packed import unpack
+    from flash_attn.api.qkv_packed import unpack
 
     packed, _ = packed_inputs(device, 3)
     q, k, v = unpack(packed)

@@ -53,7 +53,7 @@ struct KeyTensors {
 };
 void set_keys(FwdParams& p, KeyTensors const& keys, Tensor const& q);
 
-// The scales of a cache of codes: fp32 of each (sequence, KV head), or of each (row of the cache,
+// The descales of a cache of codes: fp32 of each (sequence, KV head), or of each (row of the cache,
 // KV head), and a number for all.
 struct CodeArguments {
   OptionalTensor const& k_descale;

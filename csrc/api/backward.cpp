@@ -122,7 +122,7 @@ Tensor launch(BwdParams p, Tensor const& dout, Forward const& f, Gradients const
                  {}};
   place_split_sums(p, variant, split_sums.data<float>());
   trace_launch(p, variant, plan);
-  StreamLock const lock(current_stream(q));  // behind all allocations (launch/stream_lock.h)
+  StreamLock const lock(current_stream(q));  // after all allocations (launch/stream_lock.h)
   variant.launch.backward(p, {device, lock.stream(), variant.name});
   return softmax_d;
 }

@@ -74,7 +74,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> make_codes(Te
   return {of_q.codes, of_k.codes, of_v.codes, of_q.descales, of_k.descales, of_v.descales, mean};
 }
 
-// Of varlen queries, (total_q, h, d).
+// Codes and descales of varlen queries, (total_q, h, d).
 std::tuple<Tensor, Tensor> make_query_codes(Tensor q, Tensor cu_seqlens_q, int64_t heads_kv) {
   EncodeParams p{};
   p.count = 1;

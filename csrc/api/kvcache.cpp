@@ -75,7 +75,7 @@ NewRows new_rows(Tensor const& q, FwdParams const& p, Appended const& a) {
 }
 
 // Writes the new rows before attention reads them. The stream's lock is not needed: the launch is
-// not early, and odd rows are copied behind it.
+// not early, and odd rows are copied after it.
 void launch_append(Tensor const& q, FwdParams const& p, NewRows const& rows) {
   AppendParams n{};
   n.rows = rows;

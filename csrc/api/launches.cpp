@@ -67,9 +67,9 @@ DecodeLaunch::DecodeLaunch(Tensor const& q, FwdParams const& p, int64_t num_spli
     : variant_(decode_variant(q, p)),
       first_(variant_, current_device()),
       plan_(decode_plan_of(p, current_device(), num_splits, cached)),
-      split_(decode_schedule(variant_, p, plan_.cut)),
-      pieces_(q, decode_workspace(variant_, p, split_), ScalarType::Float),
-      params_(decode_params(variant_, p, split_, pieces_.data<float>(), beside, rows)) {
+      schedule_(decode_schedule(variant_, p, plan_.cut)),
+      pieces_(q, decode_workspace(variant_, p, schedule_), ScalarType::Float),
+      params_(decode_params(variant_, p, schedule_, pieces_.data<float>(), beside, rows)) {
   trace_launch(p, variant_, plan_);
 }
 

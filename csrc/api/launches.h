@@ -44,7 +44,7 @@ class DecodeLaunch {
   Variant const& variant_;
   FirstLaunch const first_;
   plan::DecodePlan plan_;
-  PieceSchedule split_;
+  PieceSchedule schedule_;
   Scratch pieces_;
   DecodeParams params_;
 };

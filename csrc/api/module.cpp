@@ -141,7 +141,7 @@ struct Described {
   DeviceInfo device{};
   char const* dtype = nullptr;
   int full_scores = 0, num_splits = 0, cached = 0, odd_rows = 0;
-  // Of the keys; 0: numbers of the queries' dtype. kProducts: the queries are codes as well.
+  // `contents`: what keys are; 0: numbers of q's dtype. kProducts: q is codes as well.
   enum { kCodes = 1, kCodesOfRows, kLatent, kProducts };
 
   // False with a Python error set.
@@ -239,8 +239,8 @@ PyObject* explain_decode(PyObject*, PyObject* args) {
   Served served{.few_queries = p.seqlens.few_q == kAllQueries ? 0 : p.seqlens.few_q};
   if (selection.variant && call.has_rows()) {
     plan::DecodePlan const plan = decode_plan_of(p, call.device, call.num_splits, call.cached);
-    PieceSchedule const split = decode_schedule(*selection.variant, p, plan.cut);
-    served.splits = split.max_pieces << split.cluster_log2;
+    PieceSchedule const schedule = decode_schedule(*selection.variant, p, plan.cut);
+    served.splits = schedule.max_pieces << schedule.cluster_log2;
     served.plan = decode_json(
         plan::decode_choices(decode_problem_of(p, call.device, call.num_splits, call.cached),
                              machine_of(call.device),
@@ -325,7 +325,7 @@ PyMethodDef methods[] = {
      "rows, 0 without pages. odd_rows: a cache's rows are not multiples of 16 bytes. used_k: "
      "whether a tensor says how many keys are in use. max_logits: whether they are wanted. "
      "few_queries: explain_decode's, or 0. contents: of a cache: 1 for codes of 8 bits, 2 "
-     "if their scales are of rows, 3 for latent rows."},
+     "if their descales are of rows, 3 for latent rows."},
     {"explain_backward", explain_backward, METH_VARARGS,
      "(sm, dtype, head_dim, head_dim_v, full_scores, softcap, sm_count, l2_bytes, memory_rate, "
      "batch, seqlen_q, seqlen_k, total_q, total_k, heads, heads_kv, left, right, deterministic) -> "

@@ -36,12 +36,12 @@ struct BlockRange {
 
   // One of several even KV splits, which follow each other along the keys. A sequence has fewer
   // than 2^26 blocks, and 32 splits at most.
-  FLASH_HD BlockRange part(int number, FastDiv const& parts) const {
+  FLASH_HD BlockRange split(int number, FastDiv const& splits) const {
     int const blocks = end - begin;
     auto const clamp = [](int x, int low, int high) { return x < low ? low : x > high ? high : x; };
     BlockRange r;
-    r.begin = begin + parts.quotient(blocks * number);
-    r.end = begin + parts.quotient(blocks * (number + 1));
+    r.begin = begin + splits.quotient(blocks * number);
+    r.end = begin + splits.quotient(blocks * (number + 1));
     r.right = clamp(right, r.begin, r.end);
     r.left = clamp(left, r.begin, r.right);
     return r;

@@ -10,7 +10,7 @@
 namespace flash {
 
 // The code nearest to |x|, of two the even one, or the largest; not of a NaN. It is the result's
-// lowest byte. By arithmetic, because machine code that all GPUs share has no instruction for it.
+// lowest byte. Arithmetic makes it, because machine code that all GPUs share has no instruction.
 __device__ inline uint32_t code_of_size(float x) {
   constexpr uint32_t kExponent = 0x7f800000, kLeast = 121u << 23;  // below 2^-6 codes are as dense
   float const size = fminf(fabsf(x), 448.f);
@@ -44,7 +44,7 @@ __device__ inline uint32_t four_codes(float const* x) {
   return (signs & 0x80808080u) | sizes;
 }
 
-// What makes their codes those of NaN where the numbers are.
+// The bits to set in the codes of four numbers: NaN's code where a number is NaN.
 __device__ inline uint32_t nan_codes(float const* x) {
   uint32_t word = 0;
 #pragma unroll

@@ -27,8 +27,8 @@ FLASH_HD float max_logit(bool saw_key, float top, float scale, float lse) {
 }
 
 // Makes *logit at least x, in one instruction whose result no thread waits for, in any order of
-// threads. Bits of floats that are not negative have the order of ints; those of negative ones that
-// of unsigned numbers backwards, behind all others. NAN is larger than all.
+// threads. As ints, bits of non-negative floats grow with the float; as unsigned numbers, bits of
+// negative ones are larger than those and grow as the float falls. NAN is larger than all.
 __device__ inline void raise_logit(float* logit, float x) {
   int const bits = bits_ordered_from_zero(x);
   if (bits >= 0) {

@@ -17,25 +17,25 @@ struct MergeSet {
   int first;
   int stride;
   int count;
-  int counter;  // the split whose counter counts this set's finished members, and no other's
+  int counter;  // the piece whose counter counts this set's finished members, and no other's
 };
 
-// The sets that split `split` of `splits` belongs to, round after round. One round would do, but
-// where a tile's pieces are large or very many, one CTA alone would read for long.
+// The sets that piece number `piece` of `pieces` belongs to, round after round. One round would do,
+// but where a tile's pieces are large or very many, one CTA alone would read for long.
 struct MergeRounds {
-  int splits;
-  int split;
+  int pieces;
+  int piece;
   int fan_in;  // members of a set, at most; exceeds the rounds, so that each set has a counter
   int round = 0;
   int stride = 1;
 
-  FLASH_HD MergeRounds(int splits_, int split_, int fan_in_)
-      : splits(splits_), split(split_), fan_in(fan_in_) {}
+  FLASH_HD MergeRounds(int pieces_, int piece_, int fan_in_)
+      : pieces(pieces_), piece(piece_), fan_in(fan_in_) {}
 
-  FLASH_HD bool valid() const { return stride < splits; }
+  FLASH_HD bool valid() const { return stride < pieces; }
 
   // Whether this round's merged set is the tile's result.
-  FLASH_HD bool last() const { return span() >= splits; }
+  FLASH_HD bool last() const { return span() >= pieces; }
 
   FLASH_HD void next() {
     stride = span();
@@ -43,13 +43,13 @@ struct MergeRounds {
   }
 
   FLASH_HD MergeSet set() const {
-    int const first = split - split % span();
-    int const members = (splits - first - 1) / stride + 1;
+    int const first = piece - piece % span();
+    int const members = (pieces - first - 1) / stride + 1;
     return {first, stride, members < fan_in ? members : fan_in, first + round};
   }
 
  private:
-  // Splits that a set stands for, or the largest int, which is at least all splits.
+  // Pieces that a set stands for, or the largest int, which is at least all pieces.
   FLASH_HD int span() const {
     int64_t const all = int64_t(stride) * fan_in;
     return all < INT32_MAX ? int(all) : INT32_MAX;

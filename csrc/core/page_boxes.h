@@ -9,7 +9,7 @@ namespace flash {
 
 // One of a tile's boxes. The keys of the tile that lie in one page are split into boxes of 128, 64,
 // 32 and 16 keys, at most one of each size. Lanes 4 n to 4 n + 3 have the boxes of the tile's n-th
-// page, and the last four lanes the boxes behind the sequence's last 16 whole keys: these go from
+// page, and the last four lanes the boxes after the sequence's last 16 whole keys: these go from
 // small to large, because the first one may hold the sequence's last keys.
 struct PageBox {
   static constexpr int kSizes = 4, kLargest = 128, kLeast = 16;

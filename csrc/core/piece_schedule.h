@@ -27,13 +27,13 @@ FLASH_HD UnitRange even_share(UnitRange all, int share, int shares) {
 struct Piece {
   int sequence;  // in a varlen batch also one of the two beyond the batch (see VarlenRows)
   int tile;      // of the sequence: KV head + KV heads * row block
-  int split;
-  int splits;
-  int first;   // CTA of the tile's split 0
-  int step;    // from the CTA of a split to the next split's
-  bool valid;  // false for the surplus CTAs of an upper-bound grid
+  int number;    // the piece's, of its tile
+  int count;     // pieces of the tile
+  int first;     // CTA of the tile's piece 0
+  int step;      // from the CTA of a piece to the next piece's
+  bool valid;    // false for the surplus CTAs of an upper-bound grid
 
-  FLASH_HD UnitRange range(int units) const { return even_share({0, units}, split, splits); }
+  FLASH_HD UnitRange range(int units) const { return even_share({0, units}, number, count); }
 };
 
 // A slice is one piece of each tile of a sequence, or of each tile of one row block. Cutting
@@ -62,9 +62,9 @@ FLASH_HD int divide_up(int64_t n, int64_t d) {
 }
 
 // A sequence without keys has a piece too: a CTA has to write its zeros.
-FLASH_HD int num_splits(PieceSchedule const& s, int length, int units) {
-  uint32_t const splits = (uint32_t(units) + uint32_t(length) - 1) / uint32_t(length);
-  return splits < 1 ? 1 : splits < uint32_t(s.max_pieces) ? int(splits) : s.max_pieces;
+FLASH_HD int pieces_of(PieceSchedule const& s, int length, int units) {
+  uint32_t const pieces = (uint32_t(units) + uint32_t(length) - 1) / uint32_t(length);
+  return pieces < 1 ? 1 : pieces < uint32_t(s.max_pieces) ? int(pieces) : s.max_pieces;
 }
 
 struct SequenceSize {
@@ -77,7 +77,7 @@ struct SequenceSize {
 // Slices of a sequence, or the most that 32 lanes can add up.
 FLASH_HD int slices_of(PieceSchedule const& s, int length, SequenceSize size) {
   constexpr int64_t kMost = 1 << 24;
-  int64_t const slices = int64_t(size.row_blocks) * num_splits(s, length, size.units);
+  int64_t const slices = int64_t(size.row_blocks) * pieces_of(s, length, size.units);
   return int(slices < kMost ? slices : kMost);
 }
 
@@ -177,37 +177,37 @@ FLASH_HD Piece find_piece(PieceSchedule const& s, int index, Lanes lanes, Sizes 
   if (s.max_pieces == 1 && s.batch == 1) {
     int const row_blocks = sizes(0).row_blocks;
     if (slice < row_blocks) {
-      int const place = tile + slice * tiles;
-      return {0, place, 0, 1, place, row_blocks * tiles, row_blocks <= num_slices(s)};
+      int const first = tile + slice * tiles;
+      return {0, first, 0, 1, first, row_blocks * tiles, row_blocks <= num_slices(s)};
     }
   }
   BatchSizes<Lanes, Sizes> const batch(s, lanes, sizes);
   int const length = s.max_pieces == 1 ? INT32_MAX : fitting_length(batch);
   if (s.equal) {
-    int const splits = num_splits(s, length, batch.first.units);
-    int const sequence = slice / splits, first = sequence * splits;
-    return {sequence, tile, slice - first, splits, first * tiles + tile, tiles, sequence < s.batch};
+    int const pieces = pieces_of(s, length, batch.first.units);
+    int const sequence = slice / pieces, first = sequence * pieces;
+    return {sequence, tile, slice - first, pieces, first * tiles + tile, tiles, sequence < s.batch};
   }
   int before = 0;  // slices of the sequences before `begin`
   for (int begin = 0; begin < s.batch; begin += Lanes::kCount) {
     int const b = begin + lanes.index();
     SequenceSize const size = b < s.batch ? batch.of(b) : SequenceSize{0, 0};
-    int const splits = num_splits(s, length, size.units);
+    int const pieces = pieces_of(s, length, size.units);
     int const mine = slices_of(s, length, size);
     int const end = before + lanes.running_sum(mine);
     int const hit = lanes.first(slice < end);
     if (hit < Lanes::kCount) {
-      int const row_blocks = lanes.of(hit, size.row_blocks), all = lanes.of(hit, splits);
+      int const row_blocks = lanes.of(hit, size.row_blocks), all = lanes.of(hit, pieces);
       int const count = lanes.of(hit, mine), first = lanes.of(hit, end) - count;
       // Row blocks that read the same keys lie side by side.
-      int const split = row_blocks == 1 ? slice - first : (slice - first) / row_blocks;
-      int const row_block = slice - first - split * row_blocks;
+      int const number = row_blocks == 1 ? slice - first : (slice - first) / row_blocks;
+      int const row_block = slice - first - number * row_blocks;
       // Sequences that overlap may have more row blocks than the tensor, and then there are not
       // enough slices. A tile that lacks one of its slices gets none: without all pieces no CTA
       // would be the last to finish and merge them.
       bool const complete =
           int64_t(row_blocks) * all == count && int64_t(first) + count <= num_slices(s);
-      return {begin + hit, tile + row_block * tiles,           split,
+      return {begin + hit, tile + row_block * tiles,           number,
               all,         (first + row_block) * tiles + tile, row_blocks * tiles,
               complete};
     }

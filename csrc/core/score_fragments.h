@@ -23,7 +23,7 @@ struct VisibleKeys {
   uint32_t words[(kCols + 31) / 32];
 
   VisibleKeys() = default;
-  // exist: words of the keys that are there at all, of a thread as fragment_bits has them.
+  // exist: words of bits, in fragment_bits's order: which of the thread's keys exist.
   template <int kWarps, class Words>
   __device__ VisibleKeys(KeyLimits const& keys, int key_begin, FragmentCoord<kWarps> coord,
                          Words const& exist) {
@@ -125,8 +125,8 @@ __device__ void apply_score_mod(Scores& s, ScoreMod const& mod, int row_begin, i
   }
 }
 
-// The same with nothing but ALiBi, where no key is right of the diagonal: its penalty is then a
-// part that a row has in common, which is left to the softmax, and one that grows with the column.
+// The same with nothing but ALiBi, where no key is right of the diagonal: the bias is then a
+// constant of the row, which is left to the softmax, plus a term that grows with the column.
 template <int kWarps, class Scores, int kRows>
 __device__ void apply_left_bias(Scores& s, ScoreMod const& mod, int row_begin, int key_begin,
                                 FragmentCoord<kWarps> coord, RowOffsets<kRows>& offsets) {

@@ -1,5 +1,5 @@
-// What the full score level does to a score before the softmax. The plain level has none of this:
-// there the scale folds into the softmax's exponent.
+// What kernels with score mods do to a score before the softmax. Plain kernels only scale it, in
+// the softmax's exponent.
 #pragma once
 
 #include <algorithm>

@@ -49,8 +49,8 @@ FLASH_HD float log2_fast(float x) {
 // 2^(x - top) for x <= top; both may be infinite.
 FLASH_HD float power_below(float x, float top) { return x == top ? 1.f : exp2_fast(x - top); }
 
-// Bits whose order as ints is that of floats that are not negative; negative floats are below them,
-// in no useful order.
+// x's bits. As ints, those of non-negative floats have the floats' order; those of negative ones
+// come below, in no useful order.
 FLASH_HD int bits_ordered_from_zero(float x) {
 #if defined(__CUDA_ARCH__)
   return __float_as_int(x);
@@ -313,7 +313,7 @@ struct OnlineSoftmax {
 #endif
   }
 
-  // Called before a branch in which exponentials may change. If the compiler moved the sums behind
+  // Called before a branch in which exponentials may change. If the compiler moved the sums past
   // the branch, they would keep the old exponentials alive beside the new ones, and each would be
   // copied whether or not the branch is taken.
   FLASH_HD void keep_sums_here() {

@@ -1,7 +1,7 @@
 // From a tile's number to its row block, for dense and varlen calls.
 #pragma once
 
-#include "core/tile_scheduler.h"
+#include "core/tile_numbers.h"
 #include "core/varlen_rows.h"
 
 namespace flash {
@@ -13,8 +13,8 @@ struct TileGrid {
   // For a varlen grid with short sequences: the tiles are the sequences' first row blocks alone, so
   // that there is nothing to search, and the CTA that draws one goes on to the tiles `below` it.
   bool first_only;
-  DenseSchedule dense;
-  VarlenSchedule by_length;
+  DenseTiles dense;
+  VarlenTiles by_length;
 
   FLASH_HD int64_t num_tiles() const {
     return varlen && !first_only ? by_length.num_tiles() : dense.num_tiles();
@@ -58,8 +58,8 @@ inline TileGrid make_tile_grid(const Seqlens& s, int heads, int block_m, TileOrd
   if (grid.varlen) {
     int const batch = VarlenRows::count(s.batch);
     grid.by_length =
-        s.few_q > 0 ? VarlenSchedule::of(s.total_q, block_m, heads, batch, order, s.few_q, s.batch)
-                    : VarlenSchedule::of(s.total_q, block_m, heads, batch, order);
+        s.few_q > 0 ? VarlenTiles::of(s.total_q, block_m, heads, batch, order, s.few_q, s.batch)
+                    : VarlenTiles::of(s.total_q, block_m, heads, batch, order);
   } else {
     grid.dense = {num_blocks(s.seqlen_q, block_m), heads, s.batch, order};
   }
@@ -79,8 +79,7 @@ inline TileGrid make_key_tile_grid(const Seqlens& s, int heads, int block_n, Til
   TileGrid grid{};
   grid.varlen = s.cu_k != nullptr;
   if (grid.varlen) {
-    grid.by_length =
-        VarlenSchedule::of(s.total_k, block_n, heads, VarlenRows::count(s.batch), order);
+    grid.by_length = VarlenTiles::of(s.total_k, block_n, heads, VarlenRows::count(s.batch), order);
   } else {
     grid.dense = {num_blocks(s.seqlen_k, block_n), heads, s.batch, order};
   }

@@ -24,7 +24,7 @@ struct TileQueue {
 
   // CTAs draw until a tile is past the end, together num_tiles times: num_tiles - num_blocks tiles
   // and one failure each, and num_blocks times more if they draw their first tile. So the last draw
-  // leaves 0 behind for the next launch.
+  // leaves 0 for the next launch.
   template <class Take>
   FLASH_HD uint32_t next(uint32_t num_blocks, Take take) const {
     uint32_t const not_drawn = draws_first ? 0 : num_blocks;

@@ -17,7 +17,7 @@ struct VarlenRows {
   int total;  // rows of the tensor
 
   // Two sequences beyond the batch stand for the rows that belong to none: number `batch` for the
-  // rows behind the last sequence, number batch + 1 for the rows before the first.
+  // rows after the last sequence, number batch + 1 for the rows before the first.
   FLASH_HD static int count(int batch) { return batch + 2; }
 
   // Reads two entries whatever the sequence is: with a choice between reads they would come one
@@ -30,7 +30,7 @@ struct VarlenRows {
     return {begin, end > begin ? end - begin : 0};
   }
 
-  // The sequence that the row is in; `batch` if the row is behind the last one.
+  // The sequence that the row is in; `batch` if the row is after the last one.
   FLASH_HD int sequence_of(int row) const {
     int ended = 0;  // sequences that end before the row; at least this many, at most `most`
     for (int most = batch; ended < most;) {

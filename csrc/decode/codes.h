@@ -26,8 +26,8 @@ constexpr bool kConvertsCodes = false;
 // another bias: the number is 2^-8 of the code's, subnormal ones too.
 constexpr float kCodeFactor = kConvertsCodes ? 1.f : 1.f / 256;
 
-// Where rows have scales, probabilities are multiplied by this as well, so that they stay normal in
-// fp16; scales of rows are up to 255 then.
+// Where rows have descales, probabilities are multiplied by this as well, so that they stay normal
+// in fp16; descales of rows are up to 255 then.
 constexpr float kProbabilityFactor = 256.f;
 
 // Two pairs of fp16 numbers, of the four codes of a word.

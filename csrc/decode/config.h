@@ -53,19 +53,19 @@ struct CachedTile {
   }
 };
 
-// Room for the scales of the same rows, for codes that have some.
+// Room for the descales of the same rows, for codes that have some.
 template <class Config, bool = Config::kCodes>
-struct ScaleStorage {
+struct DescaleStorage {
   float k_descales[Config::kStages][Config::kBlockN];
   float v_descales[Config::kStages][Config::kBlockN];
 };
 
 template <class Config>
-struct ScaleStorage<Config, false> {};
+struct DescaleStorage<Config, false> {};
 
 // Room for one warp's keys and values on their way.
 template <class Config>
-struct RingStorage : ScaleStorage<Config> {
+struct RingStorage : DescaleStorage<Config> {
   // CachedTile<Cached, kBlockN, kColumns>
   template <int kColumns>
   using Tile = array_aligned<typename Config::Cached, Config::kBlockN * kColumns>;

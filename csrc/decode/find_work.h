@@ -30,7 +30,7 @@ template <class Config>
 __device__ void find_work(DecodeParams const& p, PieceShare const& share,
                           DecodeWork<Config>& work) {
   auto const size = [&](int sequence) { return sequence_size<Config>(p, sequence); };
-  Piece const piece = find_piece(p.split, share.piece(), WarpLanes{}, size);
+  Piece const piece = find_piece(p.schedule, share.piece(), WarpLanes{}, size);
   if (threadIdx.x != 0) {
     return;
   }
@@ -43,7 +43,7 @@ __device__ void find_work(DecodeParams const& p, PieceShare const& share,
   UnitRange const range =
       even_share(piece.range(num_units<Config>(visible)), share.rank(), share.blocks());
   work.tile = tile;
-  work.has_first_keys = piece.split == 0 && share.rank() == 0;
+  work.has_first_keys = piece.number == 0 && share.rank() == 0;
   work.begin = visible.begin + range.begin * Config::kUnit;
   work.end = min(visible.begin + range.end * Config::kUnit, visible.end);
   work.pages = KeyPages(p.fwd.pages, tile.info, tile.sequence);

@@ -14,8 +14,8 @@ DecodeParams with_fitting_clusters(DecodeParams const& params, LaunchShape shape
   shape.cluster = 1 << kMostClusterLog2;
   int const largest = largest_cluster<kKernel>(launch, shape);
   DecodeParams fitting = params;
-  while (1 << fitting.split.cluster_log2 > largest) {
-    --fitting.split.cluster_log2;
+  while (1 << fitting.schedule.cluster_log2 > largest) {
+    --fitting.schedule.cluster_log2;
   }
   return fitting;
 }

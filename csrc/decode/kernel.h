@@ -1,7 +1,7 @@
 // Attention of few query rows against many keys, where only reading the keys takes time. A CTA
 // computes one tile of pack-GQA rows against one piece of the keys, and each of its warps has keys
-// of its own (Flash-Decoding, with the split inside the CTA as well). The last CTA of a tile merges
-// the pieces. On Hopper a cluster of CTAs may have the tile.
+// of its own (Flash-Decoding, with keys split inside the CTA as well). The last CTA of a tile
+// merges the pieces. On Hopper a cluster of CTAs may have the tile.
 #pragma once
 
 #include "core/dynamic_smem.h"
@@ -19,7 +19,7 @@ constexpr int kDecodeBlocks = kClusters ? kMostClusterBlocks : kMostDecodeBlocks
 
 template <class Config, bool kClusters, bool kWritesRows>
 __device__ __forceinline__ void decode_piece(DecodeParams const& p) {
-  PieceShare const share{kClusters ? p.split.cluster_log2 : 0};
+  PieceShare const share{kClusters ? p.schedule.cluster_log2 : 0};
   auto& smem = *reinterpret_cast<DecodeStorage<Config>*>(dynamic_smem());
   auto& work = *reinterpret_cast<DecodeWork<Config>*>(smem.work);
   int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -47,8 +47,8 @@ __device__ __forceinline__ void decode_piece(DecodeParams const& p) {
     sync_cluster();
     merge_inbox(Output{p, work, Output::kWhole}, share, inbox);
   } else {
-    bool const cut = work.piece.splits > 1;
-    Output const output{p, work, cut ? work.piece.split : Output::kWhole};
+    bool const cut = work.piece.count > 1;
+    Output const output{p, work, cut ? work.piece.number : Output::kWhole};
     merge_and_store(output, smem.merge, warp, lane, acc);
     if (cut) {
       merge_pieces(p, work, smem.pieces);

@@ -102,7 +102,7 @@ struct KeyRing {
         return;
       }
     }
-    // Rows of 96 and 112 columns end in the first half of a line or a little behind it. The rest is
+    // Rows of 96 and 112 columns end in the first half of a line or a little after it. The rest is
     // the next head's, which reads it later or has it already: not to fetch it saves up to 11% (d
     // 96 and 112, H100); other rows end elsewhere, and gain nothing.
     constexpr int kLine = 128 / sizeof(Cached);
@@ -115,8 +115,8 @@ struct KeyRing {
     cp_async_fence();
   }
 
-  // Loads rows that are not multiples of 16 bytes: by the largest words of cp.async that all rows
-  // are multiples of, or by elements if there are none.
+  // Loads rows that are not multiples of 16 bytes: with cp.async of 8 or 4 bytes, the larger one
+  // that divides all rows' addresses and lengths, else element by element.
   template <int kColumns>
   __device__ void load_odd(Cached const* head, TensorView<const void> const& view, Cached* target,
                            int columns) {
@@ -160,8 +160,8 @@ struct KeyRing {
     });
   }
 
-  // How a warp's lanes share a tile: each has 16 bytes of a row, and eight of them, or as many as
-  // it has, a run of it.
+  // How a warp's lanes share a tile: each has 16 bytes of a row, and eight lanes (fewer in a short
+  // row) have a run of it.
   template <int kColumns>
   struct Lanes {
     static constexpr int kOfRow = cute::min(8, kColumns / kChunk);

@@ -18,19 +18,19 @@ template <class Config, bool kClusters, bool kWritesRows>
 void launch_pieces(DecodeParams const& params, LaunchContext const& launch) {
   launch_kernel<decode_kernel<Config, kClusters, kWritesRows>>(
       launch,
-      {num_thread_blocks(params.split), Config::kThreads, kSharedMemory<Config, kClusters>,
-       1 << params.split.cluster_log2, params.beside},
+      {num_thread_blocks(params.schedule), Config::kThreads, kSharedMemory<Config, kClusters>,
+       1 << params.schedule.cluster_log2, params.beside},
       with_counters(params, launch));
 }
 
 template <class Config, bool kWritesRows>
 void launch_tiles(DecodeParams const& params, LaunchContext const& launch) {
   if constexpr (Config::kHasClusters) {
-    if (params.split.cluster_log2 > 0) {
+    if (params.schedule.cluster_log2 > 0) {
       LaunchShape const shape{0, Config::kThreads, kSharedMemory<Config, true>};
       DecodeParams const fitting =
           with_fitting_clusters<decode_kernel<Config, true, kWritesRows>>(params, shape, launch);
-      return fitting.split.cluster_log2 > 0
+      return fitting.schedule.cluster_log2 > 0
                  ? launch_pieces<Config, true, kWritesRows>(fitting, launch)
                  : launch_pieces<Config, false, kWritesRows>(fitting, launch);
     }

@@ -12,7 +12,7 @@ namespace flash::decode {
 
 // Pairs to rotate, or as many neighbours that are copied. Code that runs once takes the time, so
 // both layouts, and queries and keys, share it: interleaved pairs are taken apart before the
-// rotation and put together behind it.
+// rotation and put together after it.
 template <class Element>
 struct RowPart {
   static constexpr int kPairs = kPairsAtOnce, kColumns = 2 * kPairs;
@@ -158,7 +158,7 @@ struct BlockRows {
       part.scale = at.kind == PartPlace::Query ? 1.f : scale(at);
     }
     if (is_rotated) {
-      // A position behind the tables is an error that cannot be reported from here; the clamp
+      // A position beyond the tables is an error that cannot be reported from here; the clamp
       // avoids a fault at least.
       int64_t const angles = min(position, uint32_t(rotary.positions) - 1);
       auto const* const cos = static_cast<Element const*>(rotary.cos);
@@ -174,7 +174,7 @@ struct BlockRows {
       part.rotate(p.rows.rotary.interleaved);
     }
     if (at.kind == PartPlace::Query) {
-      // The tile gets zeros in the columns behind the head's, where K is zero as well.
+      // The tile gets zeros in the columns beyond the head's, where K is zero as well.
       store(tile + at.row * Config::kQueryStride, at, part, part.x, part.y, Config::kHeadDim);
     } else if (Cached* const to = target(at)) {
       if constexpr (Config::kCodes) {

@@ -15,13 +15,13 @@ struct DecodeOutput {
   using Element = typename Config::Element;
   DecodeParams const& p;
   DecodeWork<Config> const& work;
-  int split;  // the piece whose rows of the workspace are stored, or kWhole: O and LSE
+  int number;  // the piece whose rows of the workspace are stored, or kWhole: O and LSE
 
-  __device__ bool partial() const { return split != kWhole; }
+  __device__ bool partial() const { return number != kWhole; }
 
-  // The workspace's row r of a split of the piece's tile.
-  __device__ static int64_t partial_row(Piece const& piece, int split, int r) {
-    return (piece.first + int64_t(split) * piece.step) * Config::kBlockM + r;
+  // The workspace's row r of a piece of the same tile.
+  __device__ static int64_t partial_row(Piece const& piece, int number, int r) {
+    return (piece.first + int64_t(number) * piece.step) * Config::kBlockM + r;
   }
 
   // The row's sink logit, or -inf. It joins a row once: when the whole row is stored.
@@ -34,7 +34,7 @@ struct DecodeOutput {
   __device__ void store_lse(int r, float lse) const {
     DecodeTile<Config> const& tile = work.tile;
     QueryRow const row = tile.row(p.group, r);
-    *(partial() ? p.partial_lse + partial_row(work.piece, split, r)
+    *(partial() ? p.partial_lse + partial_row(work.piece, number, r)
                 : p.fwd.lse.at(tile.sequence, tile.info.row_q + row.query, row.head)) = lse;
   }
 
@@ -43,7 +43,7 @@ struct DecodeOutput {
   __device__ void store(int r, int col, float const (&values)[kColumns]) const {
     if (partial()) {
       auto* const target = reinterpret_cast<float4*>(
-          p.partial_out + partial_row(work.piece, split, r) * p.fwd.head_dim_v + col);
+          p.partial_out + partial_row(work.piece, number, r) * p.fwd.head_dim_v + col);
 #pragma unroll
       for (int i = 0; i < kColumns; i += 4) {
         target[i / 4] = {values[i], values[i + 1], values[i + 2], values[i + 3]};

@@ -19,11 +19,11 @@ static inline Counters& counters() {
 // The call with counters that are zero, if its keys are cut. `static`, as those of the file are.
 static inline DecodeParams with_counters(DecodeParams const& params, LaunchContext const& launch) {
   DecodeParams counted = params;
-  int64_t const pieces = num_pieces(params.split);
+  int64_t const pieces = num_pieces(params.schedule);
   if (params.counters) {
     FLASH_CHECK_CUDA(cudaMemsetAsync(params.counters, 0, pieces * sizeof(uint32_t), launch.stream),
                      launch.name);
-  } else if (params.split.max_pieces > 1) {
+  } else if (params.schedule.max_pieces > 1) {
     counted.counters = counters().of(Counting::Pieces, pieces, launch);
   }
   return counted;

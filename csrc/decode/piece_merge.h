@@ -161,7 +161,7 @@ __device__ void merge_pieces(DecodeParams const& p, DecodeWork<Config> const& wo
   using Output = DecodeOutput<Config>;
   Piece const& piece = work.piece;
   int const rows = work.tile.rows;
-  for (MergeRounds rounds(piece.splits, piece.split, kMergedRows / rows); rounds.valid();
+  for (MergeRounds rounds(piece.count, piece.number, kMergedRows / rows); rounds.valid();
        rounds.next()) {
     MergeSet const set = rounds.set();
     if (set.count == 1) {

@@ -8,7 +8,7 @@
 namespace flash::decode {
 
 // Copies the tile's rows to shared memory, by all threads, as one cp.async group of each thread.
-// Columns behind the head's become zero.
+// Columns beyond the head's become zero.
 template <class Config>
 __device__ void copy_queries(FwdParams const& p, DecodeTile<Config> const& tile,
                              FastDiv const& group, typename Config::Element* target) {

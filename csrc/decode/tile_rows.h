@@ -57,7 +57,7 @@ __device__ int num_units(KeyLimits keys) {
   return int(unsigned(keys.end - keys.begin + Config::kUnit - 1) / Config::kUnit);
 }
 
-// Which of the CTAs that share a tile's piece this one is: one of a cluster, or the only one.
+// The CTAs that share a piece, those of a cluster or one alone, and this CTA's rank among them.
 struct PieceShare {
   int log2;  // of their number
 

@@ -104,30 +104,30 @@ struct CodeFactors {
     }
   }
 
-  // scales: of the step's keys, where rows have some
+  // descales: of the step's keys, where rows have some
   template <class Scores>
-  __device__ void scale_scores(Scores& s, float const* scales, FragmentCoord<1> coord) const {
+  __device__ void scale_scores(Scores& s, float const* descales, FragmentCoord<1> coord) const {
     scale_rows(s, of_scores);
     if (codes.k.of_rows) {
-      scale_columns(s, scales, 1.f, coord);
+      scale_columns(s, descales, 1.f, coord);
     }
   }
 
   template <class Scores>
-  __device__ void scale_probabilities(Scores& s, float const* scales,
+  __device__ void scale_probabilities(Scores& s, float const* descales,
                                       FragmentCoord<1> coord) const {
     if (codes.v.of_rows) {
-      scale_columns(s, scales, kProbabilityFactor, coord);
+      scale_columns(s, descales, kProbabilityFactor, coord);
     }
   }
 
  private:
   template <class Scores>
-  __device__ static void scale_columns(Scores& s, float const* scales, float factor,
+  __device__ static void scale_columns(Scores& s, float const* descales, float factor,
                                        FragmentCoord<1> coord) {
 #pragma unroll
     for (int c = 0; c < size<1>(s); ++c) {
-      float const scale = factor * scales[coord.col(c)];
+      float const scale = factor * descales[coord.col(c)];
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         s(r, c) *= scale;

@@ -85,7 +85,7 @@ KvPersistent kv_persistent(BwdParams const& p, Variant const& variant, DeviceInf
   return {static_cast<int>(resident), std::max(row_blocks, 1), s.cu_k && s.batch <= kMostOrdered};
 }
 
-int heads_found_before(BwdParams const& p, Variant const& variant) {
+int heads_computed_before(BwdParams const& p, Variant const& variant) {
   // Row blocks whose D the delta warp computes while the other warps do a step: fitted to the best
   // numbers of heads computed before, at 512 and 1k keys on an H200.
   double const in_step = variant.cluster > 1 ? 0.4 : variant.head_dim == 96 ? 0.3 : 0.17;
@@ -93,8 +93,9 @@ int heads_found_before(BwdParams const& p, Variant const& variant) {
   // The preprocess computes D for the heads that tiles come to first. Where tiles come to row
   // blocks faster than the delta warp, it computes so many that the D of all other heads is there
   // in time.
-  double const found = in_step * blocks_that_see(p, variant);
-  return std::clamp(static_cast<int>((1 - found) * heads), std::min(p.side_by_side, heads), heads);
+  double const computed = in_step * blocks_that_see(p, variant);
+  return std::clamp(static_cast<int>((1 - computed) * heads), std::min(p.side_by_side, heads),
+                    heads);
 }
 
 void follow(plan::BackwardChoice const& choice, Variant const& variant, DeviceInfo const& device,
@@ -106,8 +107,8 @@ void follow(plan::BackwardChoice const& choice, Variant const& variant, DeviceIn
                         ? kv_persistent(p, variant, device)
                         : KvPersistent{};
   if (choice.schedule == plan::Schedule::OrderedDq) {
-    bool const finds_delta = plan::finds_delta(problem, variant.head_dim);
-    p.ordered_dq = {true, deterministic, finds_delta, heads_found_before(p, variant)};
+    bool const computes_delta = plan::computes_delta(problem, variant.head_dim);
+    p.ordered_dq = {true, deterministic, computes_delta, heads_computed_before(p, variant)};
   }
   if (choice.row_splits > 1) {
     int const tiles =

@@ -19,7 +19,7 @@ class OutsideOfCaptures {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  // then the one before
 };
 
-// A stream that waits for no other one, and that no other one waits for.
+// A stream that does not synchronise with the default stream.
 class OwnStream {
  public:
   OwnStream() {

@@ -24,7 +24,7 @@ Direction forward_direction(FwdParams const& p) {
 }
 
 // Whether only decode reads K and V: a latent cache, or codes. Hopper's forward reads codes whose
-// scales are numbers of heads, and whose rows are whole chunks of 16 bytes that its loads can
+// descales are numbers of heads, and whose rows are whole chunks of 16 bytes that its loads can
 // follow.
 bool are_only_decoded(FwdParams const& p, DeviceInfo const& device) {
   return p.q_latent.ptr ||

@@ -16,8 +16,8 @@ int row_blocks(int64_t rows, int block_m) {
 int varlen_row_blocks(FwdParams const& p, int block_m) {
   Seqlens const& s = p.seqlens;
   bool const is_mixed = s.few_q != kAllQueries;
-  int64_t const parts = is_mixed ? s.batch : VarlenRows::count(s.batch);
-  int64_t const all = plan::most_row_blocks(s.total_q, parts, p.group(), block_m);
+  int64_t const sequences = is_mixed ? s.batch : VarlenRows::count(s.batch);
+  int64_t const all = plan::most_row_blocks(s.total_q, sequences, p.group(), block_m);
   int64_t const few = int64_t(s.batch) * row_blocks(int64_t(s.few_q) * p.group(), block_m);
   return static_cast<int>(is_mixed ? std::min(all, few) : all);
 }

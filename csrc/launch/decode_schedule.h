@@ -22,11 +22,11 @@ constexpr int64_t kMostLastingCounters = 1 << 13;
 
 // Floats of what the pieces of the schedule leave behind, and of the counters, if they are there.
 int64_t decode_workspace(Variant const& variant, FwdParams const& params,
-                         PieceSchedule const& split);
+                         PieceSchedule const& schedule);
 
 // The kernel's parameters, with the workspace in place.
 DecodeParams decode_params(Variant const& variant, FwdParams const& params,
-                           PieceSchedule const& split, float* workspace, bool beside = false,
+                           PieceSchedule const& schedule, float* workspace, bool beside = false,
                            NewRows const& rows = {});
 
 }  // namespace flash

@@ -6,7 +6,7 @@
 #include <atomic>
 #include <mutex>
 
-#include "core/tile_scheduler.h"
+#include "core/tile_numbers.h"
 #include "launch/device.h"
 #include "launch/error.h"
 

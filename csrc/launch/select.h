@@ -37,12 +37,12 @@ inline bool shares_keys(Variant const& variant) {
   return reads_cache && is_wide(variant.head_dim, variant.head_dim_v);
 }
 
-// Whether only kernels of the full level serve the call: it has score mods, or odd rows.
+// Whether only kernels with score mods serve the call: it has some, or odd rows.
 inline bool needs_full_scores(FwdParams const& params) {
   return params.scores.has_score_mods() || params.odd.any();
 }
 
-// Of the keys and values: 16, or 8 of codes.
+// Bits of a number of keys and values: 16, or 8 of codes.
 inline int bits_of_keys(FwdParams const& params) { return params.codes.used ? 8 : 16; }
 
 // What a call needs from a kernel.

@@ -7,11 +7,12 @@
 
 namespace flash {
 
-// How many of a GPU's SMs a call takes that leaves so many to others: a few at least.
+// SMs that a call takes if it leaves `margin` of a GPU's `sms` to others: at least two, or the one
+// that there is.
 int sms_left(int sms, int64_t margin);
 
-// While this lives, the thread's calls take the GPU for one with so many SMs less: launches that
-// fill it once leave these alone. Others have as many CTAs as tiles, wherever they find room.
+// While this lives, the thread's calls are planned and launched as if the GPU had so many SMs
+// fewer. Launches of one CTA a tile may still run on any SM.
 class SmMargin {
  public:
   explicit SmMargin(int64_t sms);

@@ -60,7 +60,7 @@ struct Variant {
   int stages;
   char const* scores;  // "plain", "full"
   char const* why;
-  int second_block_n;  // keys of a tile of its other kernel; 0: there is none
+  int second_block_n;  // block_n of its second tile, a kernel of its own; 0: none
   int cached_bits;     // of the keys and values that it reads: 16, or 8 of codes
   int smem_bytes;
   int cluster;  // CTAs that share a tile

@@ -36,7 +36,7 @@ inline BwdWorkspaceSize workspace_size(BwdParams const& params, Variant const& v
   return {sums ? summed * variant.block_m * variant.head_dim : 0,
           blocks * 2 * variant.block_m,
           ordered ? blocks : 0,
-          params.ordered_dq.finds_delta ? int64_t(params.heads_q) * params.seqlens.batch + 1 : 0,
+          params.ordered_dq.computes_delta ? int64_t(params.heads_q) * params.seqlens.batch + 1 : 0,
           own.used() && own.ordered ? VarlenRows::count(params.seqlens.batch) : 0,
           sum_rows(params, variant) *
               ((params.dk.ptr ? variant.head_dim : 0) + (params.dv.ptr ? variant.head_dim_v : 0))};

@@ -14,8 +14,9 @@ constexpr int kDeltaStrips = kDeltaChunk / 16;                        // of 16 t
 constexpr int kDeltaSquares = kDeltaStrips * (kDeltaStrips + 1) / 2;  // on and below the diagonal
 
 // What the tokens of a chunk do to each other, whatever the state before the chunk is. Squares are
-// operands of 16 x 16 numbers of 16 bits, a register's words by lane. Where norms are asked for, q
-// and k are not divided by theirs: all that they are multiplied with is, |q| and |k| being 1 else.
+// operands of 16 x 16 numbers of 16 bits, a register's words by lane. If the call normalizes, q and
+// k stay as they are, and all that multiplies them is divided by |q| and |k|, which are 1
+// otherwise.
 struct DeltaFactors {
   uint4 inverse[kDeltaSquares][32];  // T = (I + tril₋₁(beta K Kᵀ ∘ decays))⁻¹ diag(beta)
   uint4 weights[kDeltaSquares][32];  // A = scale tril(Q Kᵀ ∘ decays)

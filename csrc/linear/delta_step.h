@@ -9,7 +9,7 @@ namespace flash::linear {
 struct DeltaStepParams {
   StepParams step;   // its gate is one number a head
   StepGate beta;     // [b, h]; ptr null: ones
-  float of_sigmoid;  // beta is the sigmoid of what is given, times this; 0: it is as given
+  float of_sigmoid;  // beta = of_sigmoid · sigmoid(given); 0: beta is as given
   bool normalizes;   // q and k are divided by their norms
 };
 

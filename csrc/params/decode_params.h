@@ -27,12 +27,12 @@ struct PieceSchedule {
 // three fit one of Hopper's.
 constexpr int kMostDecodeBlocks = 3;
 
-// One call with few query rows against a cache. The workspace is there where split.max_pieces > 1.
+// One call with few query rows against a cache. The workspace is there if schedule cuts tiles.
 struct DecodeParams {
   FwdParams fwd;
   FastDiv group;     // query heads of a KV head
   FastDiv heads_kv;  // fwd.heads_kv
-  PieceSchedule split;
+  PieceSchedule schedule;
   float* partial_out;  // [pieces, block_m, dv], each piece's rows normalised
   float* partial_lse;  // [pieces, block_m]
   uint32_t* counters;  // [pieces], count pieces that are done: zero before and after a launch

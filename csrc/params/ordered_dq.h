@@ -8,11 +8,11 @@ namespace flash {
 struct OrderedDq {
   bool used;
   bool deterministic;    // KV blocks between the first and the last add in order, too
-  bool finds_delta;      // the main kernel computes D, except for the first heads
+  bool computes_delta;   // the main kernel computes D, except for the first heads
   int heads_before = 0;  // these first heads, of all batch entries: the preprocess computes D
 };
 
 // Whether kernels of this head dim have room in shared memory to compute D as well.
-constexpr bool ordered_dq_finds_delta(int head_dim) { return head_dim <= 192; }
+constexpr bool ordered_dq_computes_delta(int head_dim) { return head_dim <= 192; }
 
 }  // namespace flash

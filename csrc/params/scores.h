@@ -6,7 +6,7 @@ namespace flash {
 
 // What a kernel can do to scores. Plain: a positive scale and mask limits. Full: any scale,
 // softcap, ALiBi and dropout as well, at the price of registers in the inner loop. Sinks join a row
-// when it is finished, at either level.
+// when it is finished, in plain kernels too.
 enum class ScoreLevel { Plain, Full };
 
 // Where a sequence begins in a larger call that this call is a part of, such as one over several

@@ -23,7 +23,7 @@ struct Seqlens {
   // For keys in pages, cu_k gives lengths alone, and no sequence has more than seqlen_k.
   bool in_pages = false;
   // For a cache:
-  int new_k = 0;  // keys just appended behind used_k, of every sequence that has one >= 0
+  int new_k = 0;  // keys just appended after used_k, of every sequence that has one >= 0
   const int* batch_k = nullptr;  // [b] where a sequence's keys are; null: at its own index
   int batches_k = 0;             // entries of the cache; a batch_k outside of them has no keys
 };

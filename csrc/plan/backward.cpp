@@ -4,7 +4,7 @@
 namespace flash::plan {
 namespace {
 
-// Tiles that add to dQ in turn, by a semaphore, take this part of a step longer.
+// Tiles that add to dQ in order, by a semaphore, take this part of a step longer.
 constexpr double kSemaphore = 0.18;
 // KV blocks that wait for each other begin so many steps apart; a tile's fixed time is so many
 // steps.
@@ -38,14 +38,14 @@ struct BackwardCost {
   Kernel const& k;
   BackwardChoice c;
 
-  // Of the call. Sequences other than the longest are taken to be alike.
+  // The call. Sequences other than the longest are taken to be alike.
   int batch = std::max(p.batch, 1);
   double most_q = std::min<double>(p.seqlen_q, double(p.total_q));  // of the longest sequence
   double most_k = std::min<double>(p.seqlen_k, double(p.total_k));
   double most_tiles = tiles_of(most_k);                                           // of a query head
   Steps longest = steps_of(most_q, most_k);                                       // of such a tile
   double other_q = other(p.total_q, most_q), other_k = other(p.total_k, most_k);  // of the others
-  // Of an average sequence: tiles of a head, and the steps of them all.
+  // An average sequence: tiles of a head, and the steps of them all.
   double of_head = averaged(most_tiles, tiles_of(other_k));
   double steps =
       averaged(most_tiles * longest.mean, tiles_of(other_k) * steps_of(other_q, other_k).mean);
@@ -58,7 +58,7 @@ struct BackwardCost {
   double rows = double(p.total_q) * p.heads_q;
   double sums = kSum * rows * k.head_dim;  // bytes of dQ's sums
 
-  // Of the choice
+  // The choice
   int splits = static_cast<int>(divide_up(p.group(), c.heads));  // GQA splits of a KV head
   double items = double(p.heads_kv) * splits * batch;            // GQA splits of the call
   double ordered = items / (p.varlen_k ? batch : 1);  // that an order of tiles distinguishes
@@ -105,7 +105,7 @@ struct BackwardCost {
   }
 
   double us() const {
-    // Without a limit of the mask one ordered KV block, behind all others, reads dQ's sums of all
+    // Without a limit of the mask one ordered KV block, after all others, reads dQ's sums of all
     // rows of a head, waits for them, and writes them rounded.
     bool const last = c.schedule == Schedule::OrderedDq && p.unmasked();
     double const rounded = last ? longest.longest * k.block_m * k.head_dim : 0;
@@ -119,7 +119,7 @@ struct BackwardCost {
   double other_launches_us() const {
     int const parts = splits * c.row_splits;
     double const merge = parts > 1 ? m.launch + key_bytes(parts * kSum + kElement) / m.memory : 0;
-    if (c.schedule == Schedule::OrderedDq && finds_delta(p, k.head_dim)) {
+    if (c.schedule == Schedule::OrderedDq && computes_delta(p, k.head_dim)) {
       return merge + 0.5 * m.launch;  // the main kernel computes most of D
     }
     bool const rounds = c.schedule == Schedule::Tiles && adds;
@@ -136,8 +136,8 @@ struct BackwardCost {
       return queue_us(items, resident, of_head * plain_fixed + of_split * plain_step,
                       most_tiles * (plain_fixed + longest.mean * c.heads * plain_step), items);
     }
-    bool const in_turn = c.schedule == Schedule::Tiles && in_order;
-    double const step = plain_step * (in_turn ? 1 + kSemaphore : 1);
+    bool const waits_in_order = c.schedule == Schedule::Tiles && in_order;
+    double const step = plain_step * (waits_in_order ? 1 + kSemaphore : 1);
     double const fixed = plain_fixed * (p.varlen_k ? kVarlenFixed : 1);
     bool const any = p.varlen_k && !p.alike();
     return queue_us(items * of_item, resident, fixed + of_split / of_item * step,
@@ -214,8 +214,8 @@ std::vector<BackwardChoice> candidates(Problem const& p, Machine const& m, Kerne
 
 }  // namespace
 
-bool finds_delta(Problem const& p, int head_dim) {
-  return ordered_dq_finds_delta(head_dim) && p.all_rows_see_keys();
+bool computes_delta(Problem const& p, int head_dim) {
+  return ordered_dq_computes_delta(head_dim) && p.all_rows_see_keys();
 }
 
 std::vector<BackwardPlan> backward_choices(Problem const& p, Machine const& m, Kernel const& k) {

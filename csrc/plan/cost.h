@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/tile_scheduler.h"
+#include "core/tile_numbers.h"
 #include "plan/plan.h"
 
 namespace flash::plan {
@@ -93,8 +93,8 @@ struct Steps {
 // the last block is half full.
 Steps steps_of(int tile, int block, double own, double other, int before, int after, bool known);
 
-// Tiles that free CTAs, so many at a time, draw one after the other. mean, longest: µs of a tile.
-// last: so many tiles come with the last round of heads, whose longest begin first.
+// The time of tiles that free CTAs draw one after the other, `resident` at a time. mean, longest:
+// µs of a tile. last: tiles of the last round of heads, whose longest is drawn first.
 double queue_us(double count, double resident, double mean, double longest, double last);
 
 // As many heads side by side as are wanted, or a few less, so that rounds of them are alike.
@@ -103,7 +103,7 @@ inline int even_width(double wanted, double heads) {
   return even_group(static_cast<int>(std::clamp(wanted, 1., all)), static_cast<int64_t>(all));
 }
 
-// Of so many heads, those in the last round of heads that are side by side.
+// Heads in the last round, if side_by_side of `heads` run at a time.
 inline double last_round(double heads, double side_by_side) {
   return heads - (std::ceil(heads / side_by_side) - 1) * side_by_side;
 }

@@ -97,7 +97,7 @@ struct DecodeCost {
     double const memory_us = bytes_each * (p.head_dim + p.head_dim_v) * read / m.reads;
     double const us = overlapped(busy, memory_us);
     // What is left of the longest piece when the others end. They end one by one, so half of what
-    // it has more than an average one is done beside them.
+    // it has beyond the average is done beside them.
     double const rounds = std::max(ctas / (cluster * at_a_time), 1.);
     double const left = std::max(piece - rounds * units, 0.) / 2 * step;
     double const late = cut || one_each ? 0 : late_us(us, fixed, piece * step);
@@ -139,18 +139,18 @@ struct DecodeCost {
                     longest);
   }
 
-  double merge_us(double splits) const {
+  double merge_us(double pieces) const {
     if (k.merges_after) {
-      double const numbers = splits > 1 ? std::min<double>(rows, k.block_m) * k.head_dim_v : 0;
+      double const numbers = pieces > 1 ? std::min<double>(rows, k.block_m) * k.head_dim_v : 0;
       // A launch that merges reads the rows that every CTA has written; CTAs of a cluster send them
       // once, at a third of that rate.
       return numbers * sizeof(float) / m.sm_reads * (cut ? 2 : 3) + (cut ? m.launch : 0);
     }
-    double const each = std::min<double>(rows, k.block_m), turns = divide_up(each, k.rows_at_once);
+    double const each = std::min<double>(rows, k.block_m), passes = divide_up(each, k.rows_at_once);
     double const members = std::max(std::floor(kMergedRows / each), 2.);
     double us = 0;
-    for (double n = cut ? splits : 1; n > 1; n = divide_up(n, members)) {
-      us += m.merge_round + turns * m.merge_row * (1 + std::min(n, members) / 16);
+    for (double n = cut ? pieces : 1; n > 1; n = divide_up(n, members)) {
+      us += m.merge_round + passes * m.merge_row * (1 + std::min(n, members) / 16);
     }
     return us;
   }
@@ -198,7 +198,7 @@ std::vector<PieceCut> candidates(Problem const& p, Machine const& m, Kernel cons
 // Whether the forward kernel should not compute what the decode kernel can: it would need a copy of
 // the keys, or load pages without Hopper's loads; a sequence's bits would depend on others; or the
 // decode kernel alone reads the keys (latent rows, codes), the GPU is not Hopper, or the caller
-// asks for splits.
+// asks for pieces.
 bool must_decode(Problem const& p, Machine const& m) {
   bool const cache = p.cached || p.page_size > 0;
   return p.only_decoded || p.odd_rows || (p.page_size > 0 && !p.page_boxes) ||
@@ -207,9 +207,9 @@ bool must_decode(Problem const& p, Machine const& m) {
 
 }  // namespace
 
-int64_t most_row_blocks(int64_t total_q, int64_t parts, int group, int block_m) {
+int64_t most_row_blocks(int64_t total_q, int64_t sequences, int group, int block_m) {
   int64_t const lacking = block_m - std::gcd(group, block_m);
-  return (total_q * group + std::min(parts, total_q) * lacking) / block_m;
+  return (total_q * group + std::min(sequences, total_q) * lacking) / block_m;
 }
 
 int decodable_queries(Problem const& p) {

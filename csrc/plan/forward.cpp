@@ -5,7 +5,7 @@ namespace flash::plan {
 namespace {
 
 constexpr int kWarpgroupRows = 64;
-constexpr int kMostSplits = 32;  // as many as BlockRange::part counts in 32 bits
+constexpr int kMostSplits = 32;  // as many as BlockRange::split counts in 32 bits
 
 // Launches' worth of time until a kernel whose code is in no cache begins to compute.
 constexpr double kColdStart = 1.3;
@@ -118,7 +118,7 @@ struct ForwardCost {
     return ((once + missed(m, touched) * again) * key + rows * row) / m.memory;
   }
 
-  // Splits are loaded four at a time, behind their LSE, by a launch that begins early.
+  // Splits are loaded four at a time, after their LSE, by a launch that begins early.
   double merge_us() const {
     double const waits = 1 + divide_up(c.splits, 4), bytes = 2 * bytes_of_splits(p, c.splits);
     return c.splits == 1 ? 0 : waits * m.merge_wait + bytes / m.memory;
@@ -186,7 +186,8 @@ std::vector<ForwardPlan> forward_choices(Problem const& p, Machine const& m, Ker
 ForwardPlan plan_forward(Problem const& p, Machine const& m, Kernel const& k) {
   std::vector<ForwardPlan> choices = forward_choices(p, m, k);
   if (p.batch_invariant && !p.varlen_q && p.batch > 1) {
-    // Bits depend on the tile, which is that of a sequence alone.
+    // Bits depend on the tile and must not depend on the batch: choices with a lone sequence's tile
+    // stay.
     Problem alone = p;
     alone.batch = 1;
     alone.total_q = p.seqlen_q;

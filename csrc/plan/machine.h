@@ -16,9 +16,9 @@ struct KernelTimes {
   float step;   // a tile's rows against its keys, once
 };
 
-// The kernels of a row of the table. Of a backward: one for each schedule (plan/plan.h); of a
-// forward: for each tile (params/forward_tile.h); of decoding, with one CTA an SM: [0]
-// of 16 bits, [1] of codes.
+// The kernels of a row of the table. A backward has one for each schedule (plan/plan.h); a forward,
+// one for each tile (params/forward_tile.h); decoding, with one CTA an SM, has [0] for 16 bits and
+// [1] for codes.
 struct RowTimes {
   int head_dim;
   int head_dim_v;

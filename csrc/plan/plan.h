@@ -39,7 +39,7 @@ struct BackwardChoice {
 using BackwardPlan = Predicted<BackwardChoice>;
 
 // Whether the main kernel of ordered dQ computes D, except for the first heads.
-bool finds_delta(Problem const& p, int head_dim);
+bool computes_delta(Problem const& p, int head_dim);
 
 std::vector<BackwardPlan> backward_choices(Problem const& p, Machine const& m, Kernel const& k);
 
@@ -89,9 +89,10 @@ struct DecodePlan {
   double us;     // predicted time of the decode kernel, or of the forward if few_q is 0
 };
 
-// The most row blocks, of block_m rows, that so many queries in so many parts of a varlen batch can
-// have: every part with queries has a last row block, which may lack the rows of whole queries.
-int64_t most_row_blocks(int64_t total_q, int64_t parts, int group, int block_m);
+// The most row blocks, of block_m rows, that so many queries of so many sequences of a varlen batch
+// can have: every sequence with queries has a last row block, which may lack the rows of whole
+// queries.
+int64_t most_row_blocks(int64_t total_q, int64_t sequences, int group, int block_m);
 
 // The value of few_q if the decode kernel computes all that it can.
 int decodable_queries(Problem const& p);

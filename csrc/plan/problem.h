@@ -47,12 +47,13 @@ struct Problem {
   int group() const { return std::max(heads_q / std::max(heads_kv, 1), 1); }
   double mean_q() const { return double(total_q) / std::max(batch, 1); }
   double mean_k() const { return double(total_k) / std::max(batch, 1); }
-  // How many sequences of a varlen batch have many queries, if each other one has one; at least 1.
+  // Long sequences of a varlen batch, if each has seqlen_q queries and every other sequence one; at
+  // least 1.
   int long_ones() const {
     return static_cast<int>(
         std::clamp<int64_t>((total_q - batch) / std::max(seqlen_q - 1, 1), 1, std::max(batch, 1)));
   }
-  // So many of its sequences, of so many queries each.
+  // The same problem for `sequences` of its sequences, of `queries` queries each.
   Problem part(int sequences, int queries) const {
     Problem some = *this;
     some.batch = sequences;

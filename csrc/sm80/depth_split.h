@@ -22,9 +22,9 @@ struct SplitThread {
 };
 
 // Sums of each depth split, kSize numbers of a thread. Each tells its own before a barrier, and
-// adds the others' behind it. Two then have the same bits, because a + b is b + a.
+// adds the others' after it. Two then have the same bits, because a + b is b + a.
 template <class Config, int kSize, int kDepthSplits = Config::kDepthSplits>
-struct SplitSums {
+struct DepthSums {
   static constexpr int kFour = 4;
   float4 fours[kDepthSplits][kSize / kFour][Config::kThreadsOfSplit];
 
@@ -57,6 +57,6 @@ struct SplitSums {
 
 // One alone has the whole sum.
 template <class Config, int kSize>
-struct SplitSums<Config, kSize, 1> {};
+struct DepthSums<Config, kSize, 1> {};
 
 }  // namespace flash::sm80

@@ -10,7 +10,7 @@ namespace flash::sm90 {
 
 // Starts a copy of `bytes`, a multiple of 16, from this CTA's shared memory to `to` in CTA `rank`'s
 // of the cluster, where the bytes count towards `full`. `to` and `full` are given as
-// addresses in this CTA. One thread calls it; a copy sees what ordinary stores wrote only behind a
+// addresses in this CTA. One thread calls it; a copy sees what ordinary stores wrote only after a
 // fence.
 __device__ inline void copy_to_block(uint32_t rank, void const* from, void* to, uint32_t bytes,
                                      Barrier& full) {

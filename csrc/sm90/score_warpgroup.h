@@ -19,7 +19,7 @@ struct RegisterQueries {
   using Fragment = decltype(make_tensor<Element>(Shape<Shape<_2, _2, _2>, _1, Int<kSteps_>>{}));
   static constexpr int kSteps = kSteps_, kColumns = kSteps * 16;
 
-  __device__ static Element* place(Element* tile, Element* rest, int row, int column) {
+  __device__ static Element* address(Element* tile, Element* rest, int row, int column) {
     constexpr int kNarrow = 16;  // columns
     int const chunk = column / 8;
     if (column >= kColumns) {
@@ -36,7 +36,7 @@ struct RegisterQueries {
     int const chunk = thread % 32 / kWarpRows;
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
-      Element const* const source = place(tile, nullptr, row, (2 * k + chunk) * 8);
+      Element const* const source = address(tile, nullptr, row, (2 * k + chunk) * 8);
       SM75_U32x4_LDSM_N::copy(*reinterpret_cast<uint128_t const*>(source), words(0, 0, k),
                               words(1, 0, k), words(2, 0, k), words(3, 0, k));
     }

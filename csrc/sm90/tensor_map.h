@@ -12,7 +12,7 @@ namespace flash::sm90 {
 // tensor.
 enum class Boxes {
   EndWithTensor,
-  // A box can end with any row, even with the last of a sequence that others follow; rows behind it
+  // A box can end with any row, even with the last of a sequence that others follow; rows after it
   // are not even read. For this, rows are three dimensions: one of kClip rows, which a box overlaps
   // at its end; one of all rows, for where it begins; and one whose stride, times kClip, takes
   // kClip rows away again, modulo 2^64. (Moving the tensor's start address instead does not work:

@@ -60,8 +60,8 @@ __device__ __forceinline__ void wide_piece(DecodeParams const& p) {
   WideAccumulators<Config> acc(kScaled ? 1.f : p.fwd.scores.softmax_scale);
   attend(p, work, smem, warp, lane, acc);
   using Output = DecodeOutput<Config>;
-  bool const cut = work.piece.splits > 1;
-  store_rows(Output{p, work, cut ? work.piece.split : Output::kWhole}, smem, warp, lane, acc);
+  bool const cut = work.piece.count > 1;
+  store_rows(Output{p, work, cut ? work.piece.number : Output::kWhole}, smem, warp, lane, acc);
   if (cut) {
     merge_pieces(p, work, smem.pieces);
   }

@@ -35,7 +35,7 @@ struct WideKeyLoader {
     look_up();
   }
 
-  // Starts to load the next step. This is one cp.async group, even behind the last step, because
+  // Starts to load the next step. This is one cp.async group, even after the last step, because
   // the loop over keys counts groups.
   __device__ void load(int stage) {
     PageSlot const current = next;

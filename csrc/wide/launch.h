@@ -9,7 +9,7 @@ namespace flash::wide {
 template <class Config>
 void launch_decode(DecodeParams const& params, LaunchContext const& launch) {
   launch_kernel<wide_kernel<Config>>(
-      launch, {num_thread_blocks(params.split), Config::kThreads, kSmemBytes<Config>},
+      launch, {num_thread_blocks(params.schedule), Config::kThreads, kSmemBytes<Config>},
       with_counters(params, launch));
 }
 

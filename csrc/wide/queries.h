@@ -6,7 +6,7 @@
 
 namespace flash::wide {
 
-// Starts to copy `rows` rows to shared memory, by all threads; latent: qv before q. Columns behind
+// Starts to copy `rows` rows to shared memory, by all threads; latent: qv before q. Columns beyond
 // the heads', and rows that do not exist, become zero. at(row, column): where a chunk of 8 columns
 // goes
 template <class Config, class At>

@@ -3,5 +3,5 @@
 Nothing is imported here: ``find_spec("flash_attn_3._C")`` imports this, and programs ask so.
 """
 
-#: That of the API that is served.
+#: The version of the API that is served.
 __version__ = "3.0.0"

@@ -70,7 +70,7 @@ class Asked(NamedTuple):
         return given_of(*descales, out_dtype, self.fp8_products)
 
 
-#: Of a cache, what codes of q do not go with.
+#: Arguments of a cache that codes of q do not go with.
 _BESIDE_16_BITS = ("k_new", "v_new", "rotary_cos", "rotary_sin", "leftpad_k", "qv")
 
 

@@ -9,9 +9,9 @@ import re
 
 from flash_attn_3._asked import Asked
 
-#: Of ``flash_attn_with_kvcache``, by what checks may call them.
+#: Arguments of ``flash_attn_with_kvcache``, by what checks may call them.
 _OF_A_CACHE = {"seqused_k": "cache_seqlens", "leftpad_k": "cache_leftpad"}
-#: Of the other functions.
+#: Arguments of the other functions.
 _OF_ROWS = {
     "cache_seqlens": "seqused_k",
     "cache_leftpad": "leftpad_k",

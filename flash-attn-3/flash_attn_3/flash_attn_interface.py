@@ -1,6 +1,6 @@
 """The functions of FlashAttention-3, on the kernels of ``flash_attn``.
 
-Signatures and meanings are FA3's; what is behind a ``*`` is more than it takes, and named as in
+Signatures and meanings are FA3's; what is after a ``*`` is more than it takes, and named as in
 ``flash_attn``, whose docstrings have shapes and dtypes in full. On a CPU dtypes may also be float32
 and float64. docs/fa3.md lists every argument: what is honoured, what is harmless, what is refused.
 
@@ -37,7 +37,7 @@ from flash_attn_3 import _beside  # noqa: F401  before what only that flash_attn
 # isort: split
 from torch import Tensor
 
-from flash_attn.api import checks, packed
+from flash_attn.api import checks, qkv_packed
 from flash_attn.call import Descale, Options, Window
 from flash_attn_3 import _C, _forward  # noqa: F401  the operators come with the functions
 from flash_attn_3._asked import Asked, of_latent_part, one_of
@@ -247,7 +247,7 @@ def flash_attn_qkvpacked_func(
     Returns, raises: as there.
     """
     if num_heads_q is None or qkv.dim() == 5:
-        q, k, v = packed.checked(qkv, "qkv", rank=5)
+        q, k, v = qkv_packed.checked(qkv, "qkv", rank=5)
     else:
         q, k, v = _split(qkv, checks.integer(num_heads_q, "num_heads_q"))
     return flash_attn_func(

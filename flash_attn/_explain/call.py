@@ -44,7 +44,7 @@ def explain_call(
     for name, count in (("qkv", 3), ("kv", 2)):
         if name in call:
             packed = call.pop(name)
-            checks.packed(packed, name, count, rank=4 if "varlen" in function.__name__ else 5)
+            checks.qkv_packed(packed, name, count, rank=4 if "varlen" in function.__name__ else 5)
             call.update(zip("qkv"[-count:], packed.unbind(-3)))
     if "cu_seqlens" in call:
         ends, longest = call.pop("cu_seqlens"), call.pop("max_seqlen")

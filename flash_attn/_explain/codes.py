@@ -72,7 +72,7 @@ def way_beside_pages(
     q: Tensor, k: Tensor, v: Tensor, options: Options, descales: Descales, lengths: Lengths,
     keys: Keys, batch_invariant: bool, gpu: str | None, contents: Contents,
 ) -> Way:  # fmt: skip
-    """Of queries of 16 bits, whose codes fp8_products permits. contents: of the pages."""
+    """The way of queries of 16 bits, whose codes fp8_products permits. contents: the pages'."""
     scoring = _SCORING._replace(dropout_p=options.dropout_p)
     call = Forward(
         q, k, v, scoring, lengths, keys, return_softmax=options.return_attn_probs,

@@ -152,7 +152,7 @@ def explain(
 def _contents(
     k: Tensor, k_descale: Descale, v_descale: Descale, qv: Tensor | None
 ) -> tuple[Contents, tuple[str, ...]]:
-    """Of keys beside queries that are no codes: their number, and notes."""
+    """What keys hold beside queries that are no codes, and notes."""
     if qv is not None:
         return Contents.LATENT, ("latent cache",)
     if k.dtype is not FP8:

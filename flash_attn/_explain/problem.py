@@ -26,7 +26,7 @@ class Problem:
     causal: bool
     window_size: tuple[int, int]
     extras: tuple[str, ...]  # the names of the options that are in use
-    packed: bool  # sequences lie one behind the other
+    packed: bool  # sequences lie one after the other
     batch: int
     longest_q: int  # queries that a sequence can have
     capacity: int  # keys that a sequence can have
@@ -45,7 +45,7 @@ class Problem:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the queries that a kernel gets."""
+        """The dtype of the queries that a kernel gets."""
         return self.q.dtype if self.way is None else self.way.dtype
 
     @property
@@ -113,8 +113,8 @@ class Problem:
 
     @property
     def needs_full_scores(self) -> bool:
-        # Sinks join a row when it is finished, at either score level; the library knows which
-        # plain kernels keep largest logits.
+        # Sinks join a row when it is finished, in plain kernels too; the library knows which plain
+        # kernels keep largest logits.
         return bool(set(self.extras) - {"paged", "attn_probs", "sinks", "max_logits"})
 
     def __str__(self) -> str:

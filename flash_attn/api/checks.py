@@ -218,7 +218,7 @@ def operands(
 def fitting(
     q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str, latent: bool = False
 ) -> None:
-    """Shapes of one call, as far as all layouts have them."""
+    """Checks what the shapes of every layout have: heads and head dims."""
     q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
     if k_shape != v_shape and k_shape[:-1] != v_shape[:-1]:
         raise bad_shape(v, v_name, f"that of {k_name}, {tuple(k_shape)}, up to head_dim,")
@@ -265,7 +265,7 @@ def dense(q: Tensor, k: Tensor, v: Tensor, take: Callable[..., None] = operands)
         raise ValueError(f"k: got batch {k.shape[0]}; it must be that of q, {q.shape[0]}")
 
 
-def packed(x: Tensor, name: str, n: int, rank: int) -> None:
+def qkv_packed(x: Tensor, name: str, n: int, rank: int) -> None:
     """A tensor (…, n, heads, head_dim) that holds q, k, v or k, v; rank counts all dimensions."""
     tensor(x, name)
     if x.layout is not _STRIDED or x.is_nested:

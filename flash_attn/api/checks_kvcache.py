@@ -151,8 +151,7 @@ def _no_overlap(cache: Tensor, name: str) -> None:
 
 
 def _one_memory(cache: Cache) -> None:
-    """Values would overwrite keys; fine where they are the same, which neither rotary nor descales
-    of their own leave them."""
+    """Values would overwrite keys, unless k and v are one tensor too, without rotary and codes."""
     changed = cache.rotary_cos is not None or cache.k_cache.dtype is FP8
     if changed or not _same_memory(cache.k, cache.v):
         raise ValueError(

@@ -2,7 +2,7 @@
 
 It is the commonest mistake with varlen calls, and silent: the first sequence gets zeros and no
 gradient. A ``cu_seqlens`` that begins later than at 0 may also be a slice of a longer one, with the
-whole q, k and v, for a part of a batch. Such a slice lies behind the beginning of the longer
+whole q, k and v, for a part of a batch. Such a slice lies after the beginning of the longer
 tensor's memory, or it ends before the rows do. A copy of a slice up to the last sequence looks like
 the mistake.
 """

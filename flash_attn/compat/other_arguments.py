@@ -132,7 +132,7 @@ _BY_LIBRARY: dict[str, dict[str, str | tuple[str, ...]]] = {
     },
 }
 
-#: By name, in the order of the page.
+#: What each name means, in the order of the page.
 ARGUMENTS: dict[str, Meant] = {
     name: Meant(of, *(("", meant) if isinstance(meant, str) else meant))
     for of, arguments in _BY_LIBRARY.items()

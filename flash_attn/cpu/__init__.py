@@ -27,7 +27,7 @@ __all__ = [
     "with_kvcache",
 ]
 
-#: By operation: takes its arguments, by name; raises for what their tensors contain.
+#: The check of each operation: takes its arguments, by name; raises for what their tensors contain.
 CONTENT_CHECKS = {
     "_flash_attn_varlen_forward": varlen.check_contents,
     "_flash_attn_varlen_backward": varlen.check_contents,

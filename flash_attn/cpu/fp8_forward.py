@@ -51,7 +51,7 @@ def fp8_forward(call: CodedForward) -> tuple[Tensor, Tensor]:
 
 
 def check_contents(arguments: dict[str, Any]) -> None:
-    """Of the op's arguments, by name."""
+    """Checks what tensors among the op's arguments contain, which come by name."""
     call = CodedForward.of(arguments)
     if call.lengths is not None:
         locate(call.q, call.k, call.v, call.lengths, call.keys)

@@ -40,7 +40,7 @@ class Pages:
         """Pages that get new keys must belong to one sequence, and to one place in it.
 
         A sequence that shares such a page, and appends too, writes or reads there: if it ends
-        behind the other's new keys it reads them, and otherwise the other one reads its own.
+        after the other's new keys it reads them, and otherwise the other one reads its own.
         """
         size = self.page_size
         used, written = [], []

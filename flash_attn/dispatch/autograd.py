@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from flash_attn import backend
-from flash_attn.api import packed
+from flash_attn.api import qkv_packed
 from flash_attn.call import in_order
 
 try:
@@ -123,7 +123,7 @@ class _Attention(torch.autograd.Function):
         """dq, dk, dv, ds_aux."""
         dout = torch.zeros_like(out) if dout is None else rows_contiguous(dout)
         dlse = None if dlse is None else dlse.contiguous()
-        dq, dk, dv = packed.empty_gradients(q, k, v, needs[:3])
+        dq, dk, dv = qkv_packed.empty_gradients(q, k, v, needs[:3])
         ds_aux = torch.empty_like(s_aux) if needs[3] else None
         tape, options, _ = recorded
         tape.backward(tape.in_order((

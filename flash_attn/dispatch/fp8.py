@@ -43,7 +43,8 @@ SCHEMAS = {
 _BYTES = 16
 #: Rows of the smallest TMA box: kLeastBoxRows in csrc/params/forward_tile.h.
 _PAGE_ROWS = 8
-#: Of a sequence and KV head: queries times query heads; kMostDecodeRows in csrc/plan/decode.cpp.
+#: The most queries times query heads of a sequence and KV head that are decoded: kMostDecodeRows in
+#: csrc/plan/decode.cpp.
 _DECODED_ROWS = 64
 
 _library = defined(SCHEMAS)

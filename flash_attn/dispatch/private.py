@@ -49,7 +49,7 @@ def forward(
     call = Forward(
         q, k, v, scoring, lengths, keys, return_softmax=options.return_attn_probs,
         rng_state=rng_state, batch_invariant=options.batch_invariant, num_splits=num_splits,
-        # Of rows, whatever is asked for: ring attention makes heads' of those of all its steps.
+        # Always of rows: ring attention reduces the rows of all its steps to heads.
         return_max_logits=options.return_max_logits is not False, descales=descales,
         sm_margin=options.sm_margin,
     )  # fmt: skip

@@ -63,7 +63,8 @@ class Ring(RankCall):
         return Transfer(self.group, sent, to, received, source)
 
     def return_gradients(self, step: int, dk: Tensor, dv: Tensor) -> tuple[range, Transfer]:
-        """The way back of a step's keys; which of this rank's the gradients that come are of."""
+        """Sends a step's dK and dV to their owner; returns the range of this rank's keys whose
+        gradients arrive, and the transfer."""
         to, source = self.neighbours(step)
         coming = self.plan(to, self.rank, dk.device).keys
         received = [_empty_rows(x, len(coming)) for x in (dk, dv)]
@@ -117,7 +118,7 @@ class RingAttention(ShardAttention):
         """Shapes (b, s, h, d), of this rank's rows."""
         total = sums.Attention(q, v, accumulation_dtype(q.dtype), ring.sum_dtype(q.dtype))
         for step, first, keys, values in _steps(ring, k, v):
-            # Behind the next transfers, which start before this and run beside it.
+            # After the next transfers, which start before this and run beside it.
             total.merge_last(ring.sum_dtype(q.dtype))
             for call in ring.plan(ring.rank, ring.neighbours(step)[1], q.device).calls:
                 total.add(call.rows, *calls.forward(call, q, keys, values, first, ring.scoring))

@@ -74,7 +74,7 @@ def _pair(query: Placed, key: Placed, mask: Mask) -> Iterator[Tile]:
     q, k = query.segment, key.segment
     ahead = q.stop - k.stop  # of the key on the kernel's diagonal, in positions
     if mask.alibi and ahead and k.start < q.stop and q.start < k.stop:
-        # Distances grow to both sides of the diagonal: what lies before, on and behind it apart.
+        # Distances grow to both sides of the diagonal: what lies before, on and after it apart.
         for start, stop in ((k.start, q.start), (q.start, q.stop), (q.stop, k.stop)):
             yield from _pair(query, _cut(key, max(start, k.start), min(stop, k.stop)), mask)
         return

@@ -30,8 +30,8 @@ PROMPTS = (5, 40, 150, 300, 1, 17, 64, 90)  # tokens of each
 CHUNK = 64  # tokens a step: prompts come in chunks, beside single tokens of others
 NEW_TOKENS = 32
 VOCABULARY = 1024
-#: Of a log-probability. Attention in half precision moves these by a tenth of it; a wrong mask or a
-#: wrong page moves them by more than it.
+#: A difference of log-probabilities. Attention in half precision moves them by a tenth of it; a
+#: wrong mask or a wrong page moves them by more than it.
 TOLERANCE = 0.05
 
 

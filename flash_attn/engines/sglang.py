@@ -197,7 +197,7 @@ class FlashAttnBackend(AttentionBackend):
 
 
 def _codes(x: Tensor, scale: Tensor | float | None) -> Tensor:
-    """Of new keys, (tokens, heads_k, head_dim). The pool would divide x in place, and what is
+    """Codes of new keys, (tokens, heads_k, head_dim). The pool would divide x in place, and what is
     larger than any code would become NaN there; here it becomes the largest."""
     if not isinstance(scale, Tensor):
         scale = x.new_full((), 1.0 if scale is None else scale, dtype=torch.float32)

@@ -171,7 +171,7 @@ def selective_state_update(
 
 
 def _is_of_head(x: Tensor | None, dims: int) -> bool:
-    """Whether x is one number a head, expanded over all dims behind the first ``dims``."""
+    """Whether x is one number a head, expanded over all dims after the first ``dims``."""
     return x is None or all(stride == 0 for stride in x.stride()[dims:])
 
 

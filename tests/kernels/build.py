@@ -112,7 +112,7 @@ def _common_flags() -> list[str]:
 
 
 def _kernel_flags(hopper: bool) -> list[str]:
-    # Every width of wgmma: csrc/sm90 asks for them, too, but after instructions.h, which is too late.
+    # Every width of wgmma: csrc/sm90 asks for them, too, but behind instructions.h, too late.
     widths = ["-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED="] if hopper else []
     return [
         *widths,

@@ -66,7 +66,7 @@ def scores(
     dropout_p: float = 0.0,
     rng_state: Tensor | None = None,
 ) -> dict:
-    """Adds what the full score level reads."""
+    """Adds what kernels with score mods read, and sinks."""
     call |= {"softcap": softcap}
     if alibi_slopes is not None:
         call["alibi_slopes"] = alibi_slopes.data_ptr()
@@ -387,7 +387,7 @@ def backward(
     split_heads: int | None = None,
     kv_persistent: bool = False,
     ordered_dq: bool = False,
-    finds_delta: bool = False,
+    computes_delta: bool = False,
     row_splits: tuple[int, int] = (0, 1),
     **full,
 ) -> tuple[Tensor, ...]:
@@ -407,7 +407,11 @@ def backward(
     call |= {name: view(getattr(output, name)) for name in wanted}
     call |= {"dout": view(dout), "softmax_d": rows(output.softmax_d)}
     call |= {"deterministic": deterministic, "last_block_first": last_block_first}
-    call |= {"kv_persistent": kv_persistent, "ordered_dq": ordered_dq, "finds_delta": finds_delta}
+    call |= {
+        "kv_persistent": kv_persistent,
+        "ordered_dq": ordered_dq,
+        "computes_delta": computes_delta,
+    }
     call |= {"split_tiles": row_splits[0], "row_splits": row_splits[1]}
     if split_heads is not None:
         call["split_heads"] = split_heads

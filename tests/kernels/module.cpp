@@ -102,7 +102,7 @@ void run_backward(flash::Variant const& variant, py::dict const& call,
   bool const deterministic = number<bool>(call, "deterministic");
   p.side_by_side = number<int>(call, "together", 3);
   p.ordered_dq = {number<bool>(call, "ordered_dq"), deterministic,
-                  number<bool>(call, "finds_delta"), flash::heads_found_before(p, variant)};
+                  number<bool>(call, "computes_delta"), flash::heads_computed_before(p, variant)};
   if (int const splits = number<int>(call, "row_splits", 1); splits > 1) {
     int const tiles =
         p.seqlens.batch * p.heads_kv * flash::num_blocks(p.seqlens.seqlen_k, variant.block_n);
@@ -361,11 +361,11 @@ void run_decode(std::string const& name, py::dict const& call) {
       throw std::invalid_argument("these new rows have a launch of their own");
     }
   }
-  auto const split = schedule_of(variant, p, call);
+  auto const schedule = schedule_of(variant, p, call);
   float const nan = std::numeric_limits<float>::quiet_NaN();
-  Scratch<float> workspace(flash::decode_workspace(variant, p, split), nan);
-  auto const params = flash::decode_params(variant, p, split, workspace.data(), false, rows);
-  int64_t const own = params.counters ? flash::num_pieces(split) : 0;
+  Scratch<float> workspace(flash::decode_workspace(variant, p, schedule), nan);
+  auto const params = flash::decode_params(variant, p, schedule, workspace.data(), false, rows);
+  int64_t const own = params.counters ? flash::num_pieces(schedule) : 0;
   own_counters += own;
   auto const stream = reinterpret_cast<cudaStream_t>(number<uintptr_t>(call, "stream"));
   flash::DeviceInfo const device = decoding_device(call);

@@ -30,8 +30,8 @@ def test_masks_and_lengths(kernels, row, deterministic, shape):
 
 
 # Rows whose kernels find D by the way, where each query sees a key.
-FINDING = [row for row in PLAIN if row.head_dim <= 192]
-FOUND = [
+COMPUTING = [row for row in PLAIN if row.head_dim <= 192]
+COMPUTED = [
     dict(sq=1, sk=300),
     dict(sq=300, sk=300, causal=True, b=3),
     dict(sq=450, sk=450, causal=True, b=2, h=3, hk=3),
@@ -42,7 +42,7 @@ FOUND = [
 
 
 @pytest.mark.parametrize(
-    "row", [v for v in ROWS if v.name.replace("fp16", "bf16") in map(id_of, FINDING)], ids=id_of
+    "row", [v for v in ROWS if v.name.replace("fp16", "bf16") in map(id_of, COMPUTING)], ids=id_of
 )
 def test_delta_has_the_bits_of_the_pass(kernels, row):
     """And what is computed with it: of columns that are not there, groups and sinks."""
@@ -53,16 +53,16 @@ def test_delta_has_the_bits_of_the_pass(kernels, row):
         calls.backward, kernels, row.name, *x, causal=True, s_aux=sinks, dlse=torch.rand(2, 4, 290),
         ordered_dq=True, split_heads=1, deterministic=True,
     )  # fmt: skip
-    by_the_pass, found = run(), run(finds_delta=True)
-    for name, a, b in zip((*NAMES, "ds_aux"), found, by_the_pass, strict=True):
+    by_the_pass, by_the_warp = run(), run(computes_delta=True)
+    for name, a, b in zip((*NAMES, "ds_aux"), by_the_warp, by_the_pass, strict=True):
         assert_bitwise(name, a, b)
 
 
-@pytest.mark.parametrize("row", FINDING, ids=id_of)
+@pytest.mark.parametrize("row", COMPUTING, ids=id_of)
 @pytest.mark.parametrize("shape", SHORT[:3], ids=str)
-def test_finds_delta_of_short_tiles(kernels, row, shape):
+def test_computes_delta_of_short_tiles(kernels, row, shape):
     """In which each row sees a key."""
-    check(kernels, row, sized(row, **shape), ordered_dq=True, finds_delta=True)
+    check(kernels, row, sized(row, **shape), ordered_dq=True, computes_delta=True)
 
 
 @pytest.mark.parametrize(("row", "deterministic", "shape"), by_turns(PLAIN, SHORT))
@@ -91,8 +91,8 @@ def test_smaller_head_dims_sinks_and_the_gradient_of_lse(kernels, row):
     check(kernels, row, case, dlse=True, ordered_dq=True)
 
 
-@pytest.mark.parametrize(("row", "deterministic", "shape"), by_turns(FINDING, FOUND))
-def test_finds_delta_itself(kernels, row, deterministic, shape):
+@pytest.mark.parametrize(("row", "deterministic", "shape"), by_turns(COMPUTING, COMPUTED))
+def test_computes_delta_itself(kernels, row, deterministic, shape):
     """While the others compute: no pass over dO and O before."""
     case = sized(row, **shape)
     check(
@@ -100,7 +100,7 @@ def test_finds_delta_itself(kernels, row, deterministic, shape):
         row,
         case,
         ordered_dq=True,
-        finds_delta=True,
+        computes_delta=True,
         dlse=True,
         deterministic=deterministic,
     )

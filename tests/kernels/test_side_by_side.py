@@ -67,7 +67,7 @@ def test_ordered_dq_with_delta_warps(kernels, row, shape, l2_bytes):
     case = sized(row, **shape)
     for seed in SEEDS:
         beside = SideBySide(kernels, 2, seed, l2_bytes)
-        check(beside, row, case, ordered_dq=True, finds_delta=True, deterministic=seed == 0)
+        check(beside, row, case, ordered_dq=True, computes_delta=True, deterministic=seed == 0)
 
 
 @pytest.mark.parametrize("row", PLAIN, ids=id_of)

@@ -28,11 +28,11 @@ void bind_block_range(py::module_& m) {
 
   bind_range<BlockRange>(m, "BlockRange")
       .def(
-          "part",
-          [](BlockRange const& r, int number, int parts) {
-            return r.part(number, flash::FastDiv(parts));
+          "split",
+          [](BlockRange const& r, int number, int splits) {
+            return r.split(number, flash::FastDiv(splits));
           },
-          py::arg("number"), py::arg("parts"))
+          py::arg("number"), py::arg("splits"))
       .def("steps_right_of", &BlockRange::steps_right_of, py::kw_only(), py::arg("mask"),
            py::arg("row_end"), py::arg("block_n"))
       .def("after", &BlockRange::after, py::arg("block"));
@@ -59,8 +59,8 @@ void bind_block_range(py::module_& m) {
       .def(
           "dq_order",
           [](SequenceMask const& mask, int row_begin, int row_last, int key_begin, int block_n) {
-            auto const turn = flash::dq_order(mask, row_begin, row_last, key_begin, block_n);
-            return std::make_tuple(turn.first(), turn.before, turn.last);
+            auto const order = flash::dq_order(mask, row_begin, row_last, key_begin, block_n);
+            return std::make_tuple(order.first(), order.before, order.last);
           },
           py::kw_only(), py::arg("row_begin"), py::arg("row_last"), py::arg("key_begin"),
           py::arg("block_n"))

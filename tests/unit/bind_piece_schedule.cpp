@@ -38,7 +38,7 @@ void bind_piece_schedule(py::module_& m) {
            py::arg("extra") = py::none(), py::arg("all_row_blocks") = py::none())
       .def("num_slices", &flash::num_slices)
       .def("num_pieces", &flash::num_pieces)
-      // (sequence, tile, split, splits, first, step, begin, end) of a thread block, or None.
+      // (sequence, tile, number, count, first, step, begin, end) of a thread block, or None.
       // row_blocks: of each sequence, if not one, and of those that the batch has not.
       .def(
           "piece",
@@ -52,7 +52,7 @@ void bind_piece_schedule(py::module_& m) {
             flash::Piece const p = flash::find_piece(s, index, OneLane{}, size);
             if (!p.valid) return std::nullopt;
             flash::UnitRange const range = p.range(p.sequence < s.batch ? units.at(p.sequence) : 0);
-            return std::make_tuple(p.sequence, p.tile, p.split, p.splits, p.first, p.step,
+            return std::make_tuple(p.sequence, p.tile, p.number, p.count, p.first, p.step,
                                    range.begin, range.end);
           },
           py::arg("units"), py::arg("index"), py::arg("row_blocks") = py::none());
@@ -67,13 +67,13 @@ void bind_piece_schedule(py::module_& m) {
   // [(first, stride, count, counter, last)] of the sets of a piece, round after round
   m.def(
       "merge_rounds",
-      [](int splits, int split, int fan_in) {
+      [](int pieces, int piece, int fan_in) {
         std::vector<std::tuple<int, int, int, int, bool>> sets;
-        for (flash::MergeRounds r(splits, split, fan_in); r.valid(); r.next()) {
+        for (flash::MergeRounds r(pieces, piece, fan_in); r.valid(); r.next()) {
           flash::MergeSet const g = r.set();
           sets.emplace_back(g.first, g.stride, g.count, g.counter, r.last());
         }
         return sets;
       },
-      py::arg("splits"), py::arg("split"), py::arg("fan_in"));
+      py::arg("pieces"), py::arg("piece"), py::arg("fan_in"));
 }

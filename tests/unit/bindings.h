@@ -19,7 +19,7 @@ void bind_plan_backward(py::module_& m);
 void bind_resident(py::module_& m);
 void bind_plan_forward(py::module_& m);
 void bind_rotary(py::module_& m);
-void bind_scheduler(py::module_& m);
+void bind_tile_numbers(py::module_& m);
 void bind_score_mod(py::module_& m);
 void bind_piece_schedule(py::module_& m);
 void bind_side_by_side(py::module_& m);

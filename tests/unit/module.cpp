@@ -13,7 +13,7 @@ PYBIND11_MODULE(flash_core, m) {
   bind_resident(m);
   bind_plan_forward(m);
   bind_rotary(m);
-  bind_scheduler(m);
+  bind_tile_numbers(m);
   bind_score_mod(m);
   bind_side_by_side(m);
   bind_piece_schedule(m);

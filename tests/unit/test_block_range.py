@@ -27,19 +27,19 @@ def check_rows(core, left, right, seqlen_q, seqlen_k, rows, block_n):
         assert found.begin <= found.left <= found.right <= found.end
         assert (found.begin, found.end) == (needed[0], needed[-1] + 1)
         check_steps_right_of(mask, found, visited, seen, rows, block_n)
-    for parts in (1, 2, 3, 32):
-        check_parts(found, visited, parts)
+    for splits in (1, 2, 3, 32):
+        check_splits(found, visited, splits)
 
 
-def check_parts(found, visited, parts):
+def check_splits(found, visited, splits):
     """Together they are all blocks, and those with mask code first."""
     together = []
-    for number in range(parts):
-        part = found.part(number, parts)
-        assert part.count() in (len(visited) // parts, -(-len(visited) // parts))
-        blocks = [part.block_at(step) for step in range(part.count())]
+    for number in range(splits):
+        split = found.split(number, splits)
+        assert split.count() in (len(visited) // splits, -(-len(visited) // splits))
+        blocks = [split.block_at(step) for step in range(split.count())]
         assert [found.masked(n) for n in blocks] == [
-            step < part.masked_count() for step in range(part.count())
+            step < split.masked_count() for step in range(split.count())
         ]
         together += blocks
     assert sorted(together) == sorted(visited)

@@ -7,34 +7,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 
-def merge(core, splits: int, fan_in: int, order: list[int]):
+def merge(core, pieces: int, fan_in: int, order: list[int]):
     """Pieces are done in this order; the result, and what each merging read."""
-    pieces = {split: [split] for split in range(splits)}
+    done = {piece: [piece] for piece in range(pieces)}
     counters, merged, result = Counter(), [], None
-    for split in order:
-        for first, stride, count, counter, last in core.merge_rounds(splits, split, fan_in):
+    for piece in order:
+        for first, stride, count, counter, last in core.merge_rounds(pieces, piece, fan_in):
             if count > 1:
-                assert 0 <= counter < splits
+                assert 0 <= counter < pieces
                 counters[counter] = (counters[counter] + 1) % count  # atomicInc
                 if counters[counter] != 0:
                     break
-                members = [pieces.pop(first + n * stride) for n in range(count)]
+                members = [done.pop(first + n * stride) for n in range(count)]
                 merged.append(members)
-                pieces[first] = [split for member in members for split in member]
+                done[first] = [number for member in members for number in member]
             if last:
                 assert result is None
-                result = pieces.pop(first)
-    assert not pieces
+                result = done.pop(first)
+    assert not done
     assert not any(counters.values())
     return result, merged
 
 
 @settings(deadline=None)
 @given(st.data(), st.integers(2, 300), st.integers(9, 40))
-def test_each_piece_is_merged_once(core, data, splits, fan_in):
-    order = data.draw(st.permutations(range(splits)))
-    result, merged = merge(core, splits, fan_in, order)
-    assert result == list(range(splits))  # in this order, whatever the order of arrival
+def test_each_piece_is_merged_once(core, data, pieces, fan_in):
+    order = data.draw(st.permutations(range(pieces)))
+    result, merged = merge(core, pieces, fan_in, order)
+    assert result == list(range(pieces))  # in this order, whatever the order of arrival
     assert all(2 <= len(members) <= fan_in for members in merged)
 
 
@@ -47,10 +47,10 @@ def test_the_groups_do_not_depend_on_who_is_last(core, fan_in):
 
 
 @pytest.mark.parametrize(
-    ("splits", "rounds"), [(1, 0), (2, 1), (20, 1), (21, 2), (400, 2), (401, 3)]
+    ("pieces", "rounds"), [(1, 0), (2, 1), (20, 1), (21, 2), (400, 2), (401, 3)]
 )
-def test_as_few_rounds_as_possible(core, splits, rounds):
-    assert len(core.merge_rounds(splits, 0, 20)) == rounds
+def test_as_few_rounds_as_possible(core, pieces, rounds):
+    assert len(core.merge_rounds(pieces, 0, 20)) == rounds
 
 
 def test_the_most_pieces(core):

@@ -22,7 +22,7 @@ def pieces(schedule, lengths, row_blocks=None):
     return {n: piece for n, piece in every.items() if piece is not None}
 
 
-def splits_of(schedule, lengths) -> list[int]:
+def pieces_of(schedule, lengths) -> list[int]:
     """The pieces of each sequence."""
     found = {piece[0]: piece[3] for piece in pieces(schedule, lengths).values()}
     return [found[b] for b in range(len(lengths))]
@@ -32,11 +32,11 @@ def check_cover(schedule, lengths, tiles, max_pieces, row_blocks=None):
     """tiles: of a sequence, or with row_blocks of each block of a sequence."""
     seen, places = defaultdict(list), defaultdict(set)
     found = pieces(schedule, lengths, row_blocks)
-    for index, (sequence, tile, split, splits, first, step, begin, end) in found.items():
-        assert 0 <= split < splits <= max_pieces
-        assert index == first + split * step  # where its part of the workspace is
+    for index, (sequence, tile, number, count, first, step, begin, end) in found.items():
+        assert 0 <= number < count <= max_pieces
+        assert index == first + number * step  # where its part of the workspace is
         places[sequence, tile].add((first, step))
-        seen[sequence, tile].append((split, splits, begin, end))
+        seen[sequence, tile].append((number, count, begin, end))
     wanted = {
         (b, tile)
         for b in range(len(lengths))
@@ -124,16 +124,16 @@ def test_each_row_block_is_cut_like_a_sequence(
         all_row_blocks=sum(row_blocks) + surplus,
     )  # fmt: skip
     check_cover(schedule, [*lengths, 0, 0], tiles, max_pieces, row_blocks)
-    splits = {(piece[0], piece[3]) for piece in pieces(schedule, lengths, row_blocks).values()}
-    assert len(splits) == sum(n > 0 for n in row_blocks)  # all of a sequence alike
+    counts = {(piece[0], piece[3]) for piece in pieces(schedule, lengths, row_blocks).values()}
+    assert len(counts) == sum(n > 0 for n in row_blocks)  # all of a sequence alike
 
 
 def test_row_blocks_that_read_the_same_keys_lie_side_by_side(core):
     schedule = core.PieceSchedule(batch=2, tiles=2, slices=8, all_row_blocks=6)
     found = pieces(schedule, [6, 6], [3, 1, 0, 1])
     assert [piece[:3] for _, piece in sorted(found.items())] == [
-        *((0, tile, split) for split in range(2) for tile in range(6)),
-        *((1, tile, split) for split in range(2) for tile in range(2)),
+        *((0, tile, number) for number in range(2) for tile in range(6)),
+        *((1, tile, number) for number in range(2) for tile in range(2)),
         (3, 0, 0),
         (3, 1, 0),
     ]
@@ -151,20 +151,20 @@ def test_a_tile_has_all_its_pieces_or_none(
         batch=len(sizes), tiles=1, slices=slices, max_pieces=max_pieces,
         all_row_blocks=all_row_blocks,
     )  # fmt: skip
-    counts = defaultdict(list)
-    for sequence, tile, split, splits, *_ in pieces(schedule, lengths, row_blocks).values():
-        counts[sequence, tile, splits].append(split)
+    numbers = defaultdict(list)
+    for sequence, tile, number, count, *_ in pieces(schedule, lengths, row_blocks).values():
+        numbers[sequence, tile, count].append(number)
         assert tile < row_blocks[sequence]
-    assert all(sorted(found) == list(range(splits)) for (*_, splits), found in counts.items())
+    assert all(sorted(found) == list(range(count)) for (*_, count), found in numbers.items())
 
 
 def test_more_row_blocks_than_can_be_added_up(core):
     """Of a wrong length: no CTA has them, and those of the others have their places."""
     schedule = core.PieceSchedule(batch=3, tiles=1, slices=3, max_pieces=7, all_row_blocks=2**28)
     sizes = [9, 9, 9], [1, 2**27, 1, 0, 0]
-    splits = schedule.piece(sizes[0], 0, sizes[1])[3]
-    assert schedule.piece(sizes[0], splits, sizes[1]) is None
-    assert schedule.piece(sizes[0], splits + 2**24, sizes[1])[:3] == (2, 0, 0)
+    count = schedule.piece(sizes[0], 0, sizes[1])[3]
+    assert schedule.piece(sizes[0], count, sizes[1]) is None
+    assert schedule.piece(sizes[0], count + 2**24, sizes[1])[:3] == (2, 0, 0)
 
 
 def test_more_slices_than_an_int_counts(core):
@@ -190,11 +190,11 @@ def test_pieces_that_fit_are_not_lengthened(core, lengths, slices):
     schedule = core.PieceSchedule(batch=len(lengths), tiles=1, min_units=2, slices=slices)
     piece = shortest_piece(lengths, slices)
     shortest = [max(1, -(-n // piece)) for n in lengths]
-    splits = splits_of(schedule, lengths)
+    counts = pieces_of(schedule, lengths)
     if sum(shortest) <= max(slices, len(lengths)):
-        assert splits == shortest
+        assert counts == shortest
     else:
-        assert all(few <= many for few, many in zip(splits, shortest, strict=True))
+        assert all(few <= many for few, many in zip(counts, shortest, strict=True))
 
 
 @settings(deadline=None)
@@ -203,9 +203,9 @@ def test_a_batch_of_one_length_fits(core, batch, length, each, equal):
     schedule = core.PieceSchedule(
         batch=batch, tiles=1, equal=equal, min_units=1, slices=each * batch
     )
-    splits = splits_of(schedule, [length] * batch)
-    assert set(splits) == {max(1, -(-length // max(1, -(-length // each))))}
-    assert splits[0] <= each
+    counts = pieces_of(schedule, [length] * batch)
+    assert set(counts) == {max(1, -(-length // max(1, -(-length // each))))}
+    assert counts[0] <= each
 
 
 @settings(deadline=None)
@@ -221,29 +221,29 @@ def test_pieces_are_lengthened_within_bounds(core, lengths, slices):
 
 
 @pytest.mark.parametrize(
-    ("lengths", "slices", "splits"),
+    ("lengths", "slices", "counts"),
     [
         ([100, 20, 20, 20], 16, [10, 2, 2, 2]),  # 10 units each, and 16 pieces
         ([100, 25, 25, 10], 16, [8, 2, 2, 1]),  # 17 of 10, and 13 of 13, a quarter longer
         ([90, 1, 1, 1, 1, 1, 1, 1], 9, [9, 1, 1, 1, 1, 1, 1, 1]),  # 16 of 11: 17 are there
     ],
 )
-def test_lengthening(core, lengths, slices, splits):
+def test_lengthening(core, lengths, slices, counts):
     schedule = core.PieceSchedule(batch=len(lengths), tiles=1, min_units=2, slices=slices)
-    assert splits_of(schedule, lengths) == splits
+    assert pieces_of(schedule, lengths) == counts
 
 
 @pytest.mark.parametrize(
-    ("lengths", "splits"),
+    ("lengths", "counts"),
     [
         ([100, 110, 90, 95], [1, 1, 1, 1]),  # none is longer than the mean and a quarter
         ([160, 40, 120, 80], [2, 1, 2, 1]),  # of 100, with what slices are left
         ([300, 40, 130, 130], [2, 1, 1, 1]),  # 150 is the mean, and 8 pieces of it too many
     ],
 )
-def test_lengths_that_differ_use_what_slices_there_are(core, lengths, splits):
+def test_lengths_that_differ_use_what_slices_there_are(core, lengths, counts):
     schedule = core.PieceSchedule(batch=4, tiles=1, min_units=2, slices=4, extra=2)
-    assert splits_of(schedule, lengths) == splits
+    assert pieces_of(schedule, lengths) == counts
 
 
 @pytest.mark.parametrize("slices", [1, 8, 49])
@@ -252,7 +252,7 @@ def test_the_workspace_does_not_grow_with_the_capacity(core, slices):
     assert schedule.num_slices() == 7 + slices
 
 
-def test_without_splits_nothing_is_read(core):
+def test_without_pieces_nothing_is_read(core):
     schedule = core.PieceSchedule(batch=3, tiles=2, max_pieces=1, slices=100)
     assert schedule.num_pieces() == 6
     assert [schedule.piece([5, 0, 9], n)[:4] for n in range(6)] == [
@@ -262,7 +262,7 @@ def test_without_splits_nothing_is_read(core):
 
 def test_a_limit_is_used_in_full(core):
     schedule = core.PieceSchedule(batch=3, tiles=1, max_pieces=4, slices=2**31 - 1)
-    assert splits_of(schedule, [3, 0, 50]) == [3, 1, 4]
+    assert pieces_of(schedule, [3, 0, 50]) == [3, 1, 4]
 
 
 def test_huge_batches_and_lengths(core):
@@ -271,14 +271,14 @@ def test_huge_batches_and_lengths(core):
     lengths = [longest] * batch
     schedule = core.PieceSchedule(batch=batch, tiles=tiles, slices=9000)
     for slice_ in (0, 17, 8999):
-        sequence, tile, split, splits, first, step, begin, end = schedule.piece(
+        sequence, tile, number, count, first, step, begin, end = schedule.piece(
             lengths, slice_ * tiles + tiles - 1
         )
-        assert (sequence, tile, split, splits) == (slice_ // 3, tiles - 1, slice_ % 3, 3)
-        assert first + split * step == slice_ * tiles + tiles - 1
+        assert (sequence, tile, number, count) == (slice_ // 3, tiles - 1, slice_ % 3, 3)
+        assert first + number * step == slice_ * tiles + tiles - 1
         assert (begin, end) == (
-            longest * split // 3 + (split > 0), longest * (split + 1) // 3 + (split < 2)
+            longest * number // 3 + (number > 0), longest * (number + 1) // 3 + (number < 2)
         )  # fmt: skip
     assert schedule.piece(lengths, 9000 * tiles) is None
     one = core.PieceSchedule(batch=batch, tiles=1, slices=1)
-    assert splits_of(one, lengths) == [1] * batch
+    assert pieces_of(one, lengths) == [1] * batch

@@ -34,7 +34,7 @@ struct Angles {
   Element const* cos;  // [rotary_dim / 2]
   Element const* sin;
 
-  // A position behind the tables is an error that cannot be reported from here; clamped, it causes
+  // A position beyond the tables is an error that cannot be reported from here; clamped, it causes
   // no fault at least.
   __device__ Angles(Rotary const& r, uint32_t position)
       : cos(static_cast<Element const*>(r.cos) + row(r, position) * r.cos_stride),

@@ -91,7 +91,7 @@ __device__ RowCopy<Element> query_copy(NewRows const& rows, NewRow at, int befor
   return copy;
 }
 
-// Where a new key goes behind `before` others; no page if it has no place among `capacity`.
+// Where a new key goes after `before` others; no page if it has no place among `capacity`.
 __device__ inline PageSlot slot_of(KeyPages const& pages, NewRow at, int before, int capacity) {
   bool const fits = before >= 0 && before < capacity - at.row;
   PageSlot const slot = fits ? pages.slot(before + at.row) : PageSlot{PageSlot::kNoPage, 0};

@@ -60,7 +60,8 @@ void Passes<Element>::begin_ordered_dq(BwdParams const& params, QueryTile tile, 
 }
 
 template <class Element>
-void Passes<Element>::behind(BwdParams const& params, QueryTile tile, LaunchContext const& launch) {
+void Passes<Element>::postprocess(BwdParams const& params, QueryTile tile,
+                                  LaunchContext const& launch) {
   if (params.dq.ptr && params.workspace.dq && !params.finishes_sums()) {
     launch_query_gradient<Element>(params, tile, launch);
   }

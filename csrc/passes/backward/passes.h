@@ -34,7 +34,7 @@ struct MainTiles {
   int block_n;
 };
 
-// The launches before and behind a main kernel.
+// The launches before and after a main kernel.
 template <class Element>
 struct Passes {
   // Before it: softmax_d, the workspace's stats, zeros in its dq and dQ semaphores.
@@ -44,11 +44,11 @@ struct Passes {
   static void begin_ordered_dq(BwdParams const& params, QueryTile tile, int heads,
                                LaunchContext const& launch);
 
-  // Behind it, as far as the call needs them: dq from the sums in the workspace, dk and dv from the
+  // After it, as far as the call needs them: dq from the sums in the workspace, dk and dv from the
   // sums of GQA splits, ds_aux from softmax_d and LSE.
-  static void behind(BwdParams const& params, QueryTile tile, LaunchContext const& launch);
+  static void postprocess(BwdParams const& params, QueryTile tile, LaunchContext const& launch);
 
-  // Behind it: dk and dv of tiles that are cut into row splits, from the splits' sums.
+  // After it: dk and dv of tiles that are cut into row splits, from the splits' sums.
   static void add_row_splits(BwdParams const& params, MainTiles const& tiles,
                              LaunchContext const& launch);
 };

@@ -1,4 +1,4 @@
-// Passes behind the main kernel: dQ from fp32 sums to rows of dq, and the sinks' gradient.
+// Passes after the main kernel: dQ from fp32 sums to rows of dq, and the sinks' gradient.
 #pragma once
 
 #include <algorithm>

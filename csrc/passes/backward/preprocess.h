@@ -109,7 +109,8 @@ __device__ void zero_query_gradient(BwdParams const& p, QueryTile const& shape,
 }
 
 // Orders sequences, the one with most keys first, so that no long one is left when the others are
-// done. Whatever the lengths are, each sequence comes once. A warp finds the place of one sequence.
+// done. Whatever the lengths are, each sequence comes once. A warp counts the place of one
+// sequence.
 __device__ inline void order_sequences(Seqlens const& s, int* order) {
   constexpr int kWarps = kPassThreads / 32;
   VarlenRows const keys{s.cu_k, s.batch, static_cast<int>(s.total_k)};
@@ -133,8 +134,8 @@ __device__ inline void order_sequences(Seqlens const& s, int* order) {
 
 // Writes LSE and D of a row block's rows.
 template <class Element>
-__device__ void find_rows(BwdParams const& p, QueryTile const& shape, WorkTile const& tile,
-                          BlockInfo const& info, int64_t row_block, bool is_sequence) {
+__device__ void write_rows(BwdParams const& p, QueryTile const& shape, WorkTile const& tile,
+                           BlockInfo const& info, int64_t row_block, bool is_sequence) {
   int const row_begin = tile.m_block * shape.block_m;
   int const rows = info.seqlen_q - row_begin;  // rows that exist from row_begin on
   RowLanes const lanes(p.head_dim_v);
@@ -192,9 +193,9 @@ __global__ void __launch_bounds__(kPassThreads)
   BlockInfo const info(p.seqlens, tile.batch);
   int64_t const row_block = tile.head * row_blocks.count(p.seqlens) +
                             row_blocks.first(p.seqlens, tile.batch, info.row_q) + tile.m_block;
-  // Other rows have contents that no code may count on, and no place in the workspace.
+  // Other rows have contents that no code may count on, and no index in the workspace.
   bool const is_sequence = tile.batch < p.seqlens.batch;
-  find_rows<Element>(p, shape, tile, info, row_block, is_sequence);
+  write_rows<Element>(p, shape, tile, info, row_block, is_sequence);
   // Zeros come last: loads would wait behind the stores.
   if (p.dq.ptr) {
     zero_query_gradient<Element>(p, shape, tile, info, row_block, is_sequence);
@@ -223,7 +224,7 @@ __global__ void __launch_bounds__(kPassThreads)
   }
   WorkTile const tile = order.at(static_cast<int>(blockIdx.x));
   if (tile.valid) {
-    find_rows<Element>(p, shape, tile, BlockInfo(p.seqlens, tile.batch), order.place(tile), true);
+    write_rows<Element>(p, shape, tile, BlockInfo(p.seqlens, tile.batch), order.index(tile), true);
   }
 }
 

@@ -56,7 +56,7 @@ struct RowBlockOrder {
   FLASH_HD int all_heads() const { return heads * batch; }
   FLASH_HD int count() const { return all_heads() * row_blocks; }
 
-  // The number-th row block; not valid behind the last one.
+  // The number-th row block; not valid after the last one.
   FLASH_HD WorkTile at(int number) const {
     int const head = number / row_blocks, before = number - head * row_blocks;
     int const entry = head / heads;
@@ -64,7 +64,7 @@ struct RowBlockOrder {
   }
 
   // Index in the workspace, as RowBlocks numbers row blocks.
-  FLASH_HD int64_t place(WorkTile const& tile) const {
+  FLASH_HD int64_t index(WorkTile const& tile) const {
     return (int64_t(tile.head) * batch + tile.batch) * row_blocks + tile.m_block;
   }
 };

@@ -1,4 +1,4 @@
-// The launch behind a main kernel with GQA splits or row splits: each row of dK and dV is the sum
+// The launch after a main kernel with GQA splits or row splits: each row of dK and dV is the sum
 // of its splits' sums, in their order, so that every run gives the same bits.
 #pragma once
 
@@ -23,7 +23,7 @@ FLASH_HD int64_t gqa_split_chunks(BwdParams const& p) {
   return num_keys(p.seqlens) * p.heads_kv * RowChunks(p).count();
 }
 
-struct KeyPlace {
+struct KeyRow {
   int batch;
   int row;
   int head;  // KV head
@@ -37,7 +37,7 @@ struct SplitSums {
 };
 
 template <class Element>
-__device__ void add_splits(SplitSums const& sums, TensorView<void> const& to, KeyPlace const& at,
+__device__ void add_splits(SplitSums const& sums, TensorView<void> const& to, KeyRow const& at,
                            int column) {
   float sum[kChunk] = {};
 #pragma unroll 2
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kPassThreads)
     return;
   }
   int const batch = p.seqlens.cu_k ? 0 : row / p.seqlens.seqlen_k;
-  KeyPlace const at{batch, row - batch * p.seqlens.seqlen_k, chunk.line - row * p.heads_kv};
+  KeyRow const at{batch, row - batch * p.seqlens.seqlen_k, chunk.line - row * p.heads_kv};
   int const splits = p.gqa.splits;
   chunk.add_to(p, chunks, [&](auto const& sums, TensorView<void> const& to, int column) {
     float const* const first = sums.ptr + sums.offset(at.batch, at.row, at.head * splits) + column;
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kPassThreads)
     return;
   }
   WorkTile const tile = tiles.grid.tile(nullptr, 0, 0, p.row_split.whole + number);
-  KeyPlace const at{tile.batch, tile.m_block * tiles.block_n + key, tile.head};
+  KeyRow const at{tile.batch, tile.m_block * tiles.block_n + key, tile.head};
   if (at.row >= p.seqlens.seqlen_k) {
     return;
   }

@@ -37,8 +37,9 @@ struct Slice {
 
 FLASH_HD int slices_of(int rows) { return (rows + kEncodedSlice - 1) / kEncodedSlice; }
 
-// Of a varlen head. A sequence's slices have the numbers from row / kEncodedSlice + sequence on,
-// row being its first: the host knows how many numbers there are, and not all stand for a slice.
+// Slice numbers of a head of a varlen tensor. A sequence's slices have those from row /
+// kEncodedSlice + sequence on, row being its first: the host knows how many numbers there are, and
+// not all stand for a slice.
 FLASH_HD int varlen_slices(EncodeParams const& p, EncodedTensor const& t) {
   return t.rows / kEncodedSlice + p.batch;
 }
@@ -129,7 +130,7 @@ struct Place {
   }
 };
 
-// By loads of 16 bytes.
+// Loads 16 bytes at a time.
 template <class T>
 __device__ Numbers<T> numbers_from(T const* from) {
   constexpr int kWords = sizeof(Numbers<T>) / sizeof(uint4);
@@ -221,8 +222,8 @@ __device__ float largest_finite(EncodedTensor const& t, Slice const& s, Place co
   return largest;
 }
 
-// Sizes compare as integers, two in an instruction. Where there is one that is not finite, the
-// thread looks again.
+// Sizes compare as integers, two in an instruction. If the largest is not finite, the thread reads
+// again and skips such numbers.
 template <class Element>
 __device__ void look_at_sizes(EncodedTensor const& t, Slice const& s, float* part, float* shared) {
   Place const at(t, s);
@@ -245,8 +246,8 @@ __device__ void look_at_sizes(EncodedTensor const& t, Slice const& s, float* par
   }
 }
 
-// Of each column: the sum, the least and the largest number. Of numbers that are not all finite the
-// sum is none either, and then the column does not count (centre_columns).
+// For each column: the sum, the least and the largest number. If its numbers are not all finite,
+// neither is the sum, and the column does not count (centre_columns).
 template <class Element>
 __device__ void look_at_columns(EncodedTensor const& t, Slice const& s, float* part,
                                 float* shared) {

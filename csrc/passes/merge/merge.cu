@@ -46,7 +46,7 @@ struct Merged {
 };
 
 // A row that sees nothing has LSE -inf and no share; a row whose sink takes all has LSE +inf and
-// all of it; a row that saw NaN has NaN, and so has what it is merged with.
+// takes the whole share; NaN in either LSE makes the merged row NaN.
 FLASH_HD Merged merged(float lse_a, float lse_b) {
   if (lse_b == -INFINITY) {
     return {lse_a, 0.f};

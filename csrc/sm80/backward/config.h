@@ -49,8 +49,8 @@ struct BackwardConfig {
   static_assert(kHeadDim % (16 * kColumnWarps) == 0 && kHeadDimV % (16 * kColumnWarps) == 0);
   using KeyGrid = WarpGrid<Element, kKeyWarps, kColumnWarps>;
 
-  // Sᵀ, dPᵀ (kBlockN, kBlockM): the same grid, as far as there are 16 columns for each of its
-  // warps. Where there are not, there are depth splits, the first of which goes on with the sums.
+  // Sᵀ, dPᵀ (kBlockN, kBlockM): the same grid if each of its warps has 16 columns; otherwise warps
+  // split the depth, and the first split goes on with the sums.
   static constexpr int kScoreWarps = std::min(kColumnWarps, kBlockM / 16);  // along the columns
   static constexpr int kDepthSplits = kColumnWarps / kScoreWarps;
   static constexpr int kThreadsOfSplit = kThreads / kDepthSplits;

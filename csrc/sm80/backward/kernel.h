@@ -34,7 +34,7 @@ __device__ __forceinline__ void multiply_keys(typename Config::Element const* ke
                                               SplitThread<Config> const& own, Sum& sum) {
   using Grid = typename Config::ScoreGrid;
   constexpr int kM = Config::kBlockM, kN = Config::kBlockN;
-  // A split is whole runs of columns, and a run lies behind the one before.
+  // A split is whole runs of columns, and a run lies after the one before.
   keys += own.split * kDepth * kN;
   rows += own.split * kDepth * kM;
   multiply<Grid, kDepth>(operand_a<Grid, Along, kN, kDepth>(keys, own.thread),

@@ -79,7 +79,7 @@ struct RowStats {
 };
 
 template <class Config>
-struct SharedStorage : SplitSums<Config, 2 * Config::kScoreNumbers> {  // of S and of dP
+struct SharedStorage : DepthSums<Config, 2 * Config::kScoreNumbers> {  // of S and of dP
   using Element = typename Config::Element;
   // SmemTile<kRows, kColumns>
   template <int kRows, int kColumns>

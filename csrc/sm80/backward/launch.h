@@ -30,7 +30,7 @@ void launch_backward(BwdParams const& params, LaunchContext const& launch) {
   TileGrid const grid = backward_grid(params, Config::kBlockN);
   launch_kernel<backward_kernel<Config>>(
       launch, {grid.num_tiles(), Config::kThreads, kSmemBytes<Config>}, params, grid);
-  Passes<Element>::behind(params, kTile, launch);
+  Passes<Element>::postprocess(params, kTile, launch);
 }
 
 }  // namespace flash::sm80

@@ -61,7 +61,7 @@ struct KeepMaxLogits {
     }
   }
 
-  // Behind the last score of row r, whose LSE is there. One lane of the row calls it.
+  // After the last score of row r, whose LSE is there. One lane of the row calls it.
   __device__ void finish(int r, float* lse, float row_lse, Accumulators<Config> const& acc) const {
     if (wanted()) {
       float const top = from_bits_in_order(of(r));
@@ -75,7 +75,7 @@ struct KeepMaxLogits {
     }
   }
 
-  // Behind a barrier that all rows have been finished before.
+  // After a barrier that all rows have been finished before.
   __device__ void finish_head(FragmentCoord<Config::kRowWarps> const& coord) const {
     if (wanted() && block.max_logits.of_heads) {
       int most = bits_in_order(-INFINITY);

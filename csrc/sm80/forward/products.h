@@ -12,7 +12,7 @@ __device__ auto scores(SharedStorage<Config>& smem, SplitThread<Config> const& o
   using Grid = typename Config::Grid;
   constexpr int kM = Config::kBlockM, kN = Config::kBlockN, kD = Config::kDepth;
   Tensor s = zeros<Grid, kM, kN>();
-  // A split is whole runs of columns, and a run lies behind the one before.
+  // A split is whole runs of columns, and a run lies after the one before.
   auto const* const q = smem.q.data() + own.split * kD * kM;
   auto const* const k = smem.k.data() + own.split * kD * kN;
   multiply<Grid, kD>(operand_a<Grid, Along, kM, kD>(q, own.thread),

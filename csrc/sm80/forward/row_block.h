@@ -55,7 +55,7 @@ struct RowBlock {
     max_logits = p.max_logits;
     max_logits.of_heads += max_logits.of_heads ? head : 0;
     keeps_max_logits = p.max_logits.wanted();
-    // The rows behind the last sequence (see BlockInfo) have neither slopes nor sinks.
+    // The rows after the last sequence (see BlockInfo) have neither slopes nor sinks.
     bool const is_sequence = batch < p.seqlens.batch;
     float const slope = is_sequence ? p.scores.alibi_slope(batch, head) : 0.f;
     score_mod = {p.scores.softmax_scale, p.scores.softcap, slope, info.seqlen_k - info.seqlen_q};
@@ -65,7 +65,7 @@ struct RowBlock {
 
 // Tiles [rows, columns] in the layout of SmemTile.
 template <class Config>
-struct SharedStorage : SplitSums<Config, Config::kScoreNumbers> {
+struct SharedStorage : DepthSums<Config, Config::kScoreNumbers> {
   template <int kRows, int kColumns>
   using Tile = array_aligned<typename Config::Element, kRows * kColumns, 128>;
   union {

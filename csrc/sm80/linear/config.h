@@ -25,7 +25,7 @@ struct Config {
 };
 
 // Tiles of a launch, by number: neighbours share what they read.
-struct TileGrid {
+struct LinearTiles {
   int tiles_k;
   int tiles_v;
   int head_groups;
@@ -41,7 +41,7 @@ struct Tile {
   int slot;
 };
 
-__device__ inline Tile tile_of(TileGrid const& grid, int number, int kK, int kV, int kHeads) {
+__device__ inline Tile tile_of(LinearTiles const& grid, int number, int kK, int kV, int kHeads) {
   int const v = number % grid.tiles_v;
   number /= grid.tiles_v;
   int const k = number % grid.tiles_k;

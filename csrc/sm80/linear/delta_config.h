@@ -42,7 +42,7 @@ struct PanelTile {
 #pragma unroll 1
     for (int run = 0; run < kK / kRunElements; ++run) {
       Element const* const own = panels[run / (kPanel / kRunElements)] +
-                                 place<kPanel>(token, run % (kPanel / kRunElements));
+                                 offset_in_tile<kPanel>(token, run % (kPanel / kRunElements));
       uint4 const words = *reinterpret_cast<uint4 const*>(own);
       for (uint32_t const word : {words.x, words.y, words.z, words.w}) {
         float2 const pair = unpack<Element>(word);

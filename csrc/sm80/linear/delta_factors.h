@@ -33,7 +33,7 @@ struct FactorsStorage {
       float factor = 1.f;
       if (normalizes) {
         float const squares = is_q ? q.squares(token) : k.squares(token);
-        // Of zeros 1000 would be right as well, but u times that may leave the range of fp16.
+        // 1000 would be right for zeros as well, but u times that may leave the range of fp16.
         factor = squares == 0.f ? 0.f : 1.f / sqrtf(squares + kEpsilon);
       }
       (is_q ? of_q : of_k)[token] = factor;

@@ -23,7 +23,7 @@ void launch_tiling(DeltaParams const& p, LaunchContext const& launch) {
   static_assert(C::kStages * sizeof(DeltaStage<C>) == tiling.smem_bytes());
   launch_factors<Element, tiling.k_tile>(p, launch);
   ForwardParams const& f = p.forward;
-  TileGrid const grid{1, (f.v_dim + C::kV - 1) / C::kV, f.heads, f.sequences.count};
+  LinearTiles const grid{1, (f.v_dim + C::kV - 1) / C::kV, f.heads, f.sequences.count};
   launch_kernel<delta_walk_kernel<C>>(launch,
                                       {.blocks = grid.count(),
                                        .threads = C::kThreads,

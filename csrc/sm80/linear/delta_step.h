@@ -36,7 +36,7 @@ struct DeltaAlongV {
   }
   __device__ int row(int i) const { return first_row + i * row_step; }
   __device__ int column(int j) const { return first_column + j; }
-  // Of a run.
+  // The row of a run, and its first column.
   __device__ int run_row(int n) const { return row(n); }
   __device__ int run_column(int) const { return first_column; }
   __device__ static float& number(StateRun<kRun> (&s)[kLoads], int i, int j) { return s[i].x[j]; }

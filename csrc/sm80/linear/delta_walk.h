@@ -185,7 +185,7 @@ struct DeltaOutputs {
 
 // A CTA's place: a sequence's whole walk is one segment of Walk's.
 template <class C>
-__device__ Walk<C> delta_walk(ForwardParams const& p, TileGrid const& grid) {
+__device__ Walk<C> delta_walk(ForwardParams const& p, LinearTiles const& grid) {
   Tile const tile = tile_of(grid, blockIdx.x, C::kK, C::kV, 1);
   int const sequence = tile.slot;
   return {p, tile, {sequence, 0, true, flash::linear::tokens_of(p.sequences, sequence)}};
@@ -194,7 +194,7 @@ __device__ Walk<C> delta_walk(ForwardParams const& p, TileGrid const& grid) {
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kResident)
     delta_walk_kernel(__grid_constant__ DeltaParams const params,
-                      __grid_constant__ TileGrid const grid) {
+                      __grid_constant__ LinearTiles const grid) {
   auto* const stages = reinterpret_cast<DeltaStage<C>*>(dynamic_smem());
   ForwardParams const& p = params.forward;
   Walk<C> const walk = delta_walk<C>(p, grid);

@@ -272,7 +272,7 @@ struct Gradients {
     for (int n = 0; n < C::kK / 8; ++n) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        Element const* const run = tile + place<C::kK>(row(half), n) + lane() % 4 * 2;
+        Element const* const run = tile + offset_in_tile<C::kK>(row(half), n) + lane() % 4 * 2;
         float2 const x = unpack<Element>(*reinterpret_cast<uint32_t const*>(run));
         float (&y)[4] = rows[n];
         y[2 * half] *= factor[half];

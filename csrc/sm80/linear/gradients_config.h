@@ -68,7 +68,7 @@ struct GradientsStorage {
 template <class Element>
 __device__ uint32_t& word_of_square(Element* square, int word) {
   int const lane = threadIdx.x % 32;
-  Element* const run = square + place<16>(word % 2 * 8 + lane / 4, word / 2);
+  Element* const run = square + offset_in_tile<16>(word % 2 * 8 + lane / 4, word / 2);
   return *reinterpret_cast<uint32_t*>(run + lane % 4 * 2);
 }
 

@@ -18,7 +18,7 @@ struct OfTiling {
                    tiling.tiled>;
   static_assert(sizeof(StatesStorage<C>) <= flash::linear::kEveryGpusSmem);
 
-  static TileGrid grid(ForwardParams const& p, int tiles_k) {
+  static LinearTiles grid(ForwardParams const& p, int tiles_k) {
     return {tiles_k, tiles_of(p.v_dim, tiling.v_tile), tiles_of(p.heads, tiling.heads),
             p.sequences.slots};
   }
@@ -29,7 +29,7 @@ template <class Element, int kTiling>
 void launch_states(ForwardParams const& p, LaunchContext const& launch) {
   using Of = OfTiling<Element, kTiling>;
   using C = typename Of::C;
-  TileGrid const grid = Of::grid(p, tiles_of(p.k_dim, Of::tiling.k_tile));
+  LinearTiles const grid = Of::grid(p, tiles_of(p.k_dim, Of::tiling.k_tile));
   launch_kernel<states_kernel<C>>(launch, {grid.count(), C::kThreads, sizeof(StatesStorage<C>)}, p,
                                   grid);
   int64_t const scans = (p.heads * p.state_size() / kScanned + kScanThreads - 1) / kScanThreads;
@@ -46,7 +46,7 @@ void launch_tiled(ForwardParams const& p, LaunchContext const& launch) {
   using W = WeightsConfig<Element, tiling.chunk>;
   int64_t const blocks = int64_t(p.sequences.slots) * p.heads * W::kPairs;
   launch_kernel<weights_kernel<W>>(launch, {blocks, W::kThreads, sizeof(WeightsStorage<W>)}, p);
-  TileGrid const grid = Of::grid(p, 1);
+  LinearTiles const grid = Of::grid(p, 1);
   launch_kernel<outputs_kernel<C>>(launch, {grid.count(), C::kThreads, sizeof(OutputsStorage<C>)},
                                    p, grid);
 }

@@ -112,7 +112,7 @@ struct Strip {
         float const(&own)[4] = out[begin / 8 + n];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          Element* const row = rows + place<kStaged>(half * 8 + lane / 4, n);
+          Element* const row = rows + offset_in_tile<kStaged>(half * 8 + lane / 4, n);
           *reinterpret_cast<uint32_t*>(row + lane % 4 * 2) =
               pack<Element>(own[2 * half], own[2 * half + 1]);
         }
@@ -136,7 +136,8 @@ __device__ void load_state(ForwardParams const& p, int slot, int head, int k_beg
 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads)
-    outputs_kernel(__grid_constant__ ForwardParams const p, __grid_constant__ TileGrid const grid) {
+    outputs_kernel(__grid_constant__ ForwardParams const p,
+                   __grid_constant__ LinearTiles const grid) {
   using Element = typename C::Element;
   auto& smem = *reinterpret_cast<OutputsStorage<C>*>(dynamic_smem());
   Tile const tile = tile_of(grid, blockIdx.x, C::kK, C::kV, C::kHeads);

@@ -19,7 +19,7 @@ struct SumsStorage {
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kResident)
     segment_sums_kernel(__grid_constant__ ForwardParams const p,
-                        __grid_constant__ TileGrid const grid) {
+                        __grid_constant__ LinearTiles const grid) {
   auto& smem = *reinterpret_cast<SumsStorage<C>*>(dynamic_smem());
   let_next_launch_start();
   Tile const tile = tile_of(grid, blockIdx.x, C::kK, C::kV, C::kHeads);

@@ -82,7 +82,8 @@ constexpr int kResidentStates = 2;
 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, kResidentStates)
-    states_kernel(__grid_constant__ ForwardParams const p, __grid_constant__ TileGrid const grid) {
+    states_kernel(__grid_constant__ ForwardParams const p,
+                  __grid_constant__ LinearTiles const grid) {
   using Element = typename C::Element;
   auto& smem = *reinterpret_cast<StatesStorage<C>*>(dynamic_smem());
   Tile const tile = tile_of(grid, blockIdx.x, C::kK, C::kV, C::kHeads);

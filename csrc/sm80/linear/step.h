@@ -131,7 +131,7 @@ struct StepKeys {
 template <class Element_, int kRun, int kLanes>
 struct AlongV {
   using Element = Element_;
-  // Neighbouring rows of K. Groups have as many whatever kLanes is, so that it changes no sum.
+  // Neighbouring rows of K. Tiles of 8 lanes a row and of 4 have equally many, and the same sums.
   static constexpr int kRows = kLanes == 32 ? 1 : 4;
   static constexpr int kGroupThreads = kLanes * kRows, kGroupRows = kStepLoads * kRows;
   static constexpr int kTileColumns = kLanes * kRun;

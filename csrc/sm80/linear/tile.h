@@ -12,14 +12,14 @@ namespace flash::sm80::linear {
 
 constexpr int kRunElements = 8;  // of 16 bytes, which a lane moves at a time
 
-// Where a run of a row lies: XORed with the row such that eight rows of one column of runs, which
-// ldmatrix reads, are in different banks.
+// The element at which a run of a row begins. The run is XORed with a number of the row, so that
+// eight rows of one column of runs, which ldmatrix reads, are in different banks.
 template <int kColumns>
-__device__ inline int place(int row, int run) {
+__device__ inline int offset_in_tile(int row, int run) {
   constexpr int kRuns = kColumns / kRunElements;
   static_assert(kRuns >= 2 && (kRuns & (kRuns - 1)) == 0);
-  int const turn = kRuns >= 8 ? row & 7 : (row / (8 / kRuns)) & (kRuns - 1);
-  return (row * kRuns + (run ^ turn)) * kRunElements;
+  int const xor_of_row = kRuns >= 8 ? row & 7 : (row / (8 / kRuns)) & (kRuns - 1);
+  return (row * kRuns + (run ^ xor_of_row)) * kRunElements;
 }
 
 // Fills tiles (kRows, kColumns) with the rows and columns that exist, and zeros: one tile after the
@@ -28,7 +28,8 @@ __device__ inline int place(int row, int run) {
 template <int kRows, int kColumns, int kThreads, class Element>
 class TileStream {
   static constexpr int kRuns = kColumns / kRunElements, kStep = kThreads / kRuns;
-  static_assert(kThreads % kRuns == 0 && kStep % 8 == 0);  // `place` repeats after eight rows
+  // offset_in_tile repeats after eight rows.
+  static_assert(kThreads % kRuns == 0 && kStep % 8 == 0);
 
   Element const* source_;
   int columns_;  // that exist, of this thread's run
@@ -46,24 +47,24 @@ class TileStream {
   __device__ void load(int64_t row_stride, Element* smem, int rows, bool aligned) {
     Element const* source = source_;
     source_ += kRows * row_stride;
-    Element* target = smem + place<kColumns>(first(), threadIdx.x % kRuns);
+    Element* target = smem + offset_in_tile<kColumns>(first(), threadIdx.x % kRuns);
     if (!aligned) {
       load_slowly(source, row_stride, target, rows);
       return;
     }
     int const left = columns_ > 0 ? rows - first() : 0;
     // Fewer rows than threads have some of: the last threads have none.
-    constexpr int kTurns = (kRows + kStep - 1) / kStep;
-    static_assert(kRows % kStep == 0 || kTurns == 1);
+    constexpr int kPasses = (kRows + kStep - 1) / kStep;
+    static_assert(kRows % kStep == 0 || kPasses == 1);
     if (kRows < kStep && first() >= kRows) {
       return;
     }
 #pragma unroll 4
-    for (int turn = 0; turn < kTurns; ++turn) {
+    for (int pass = 0; pass < kPasses; ++pass) {
       // Nothing is read of a row that does not exist.
       SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>::copy(*reinterpret_cast<uint128_t const*>(source),
                                                        *reinterpret_cast<uint128_t*>(target),
-                                                       turn * kStep < left);
+                                                       pass * kStep < left);
       source += kStep * row_stride;
       target += kStep * kColumns;
     }
@@ -100,7 +101,7 @@ __device__ void store_strip(Element* gmem, int64_t row_stride, Element const* sm
 #pragma unroll
   for (int i = threadIdx.x % 32; i < kRows * kRuns; i += 32) {
     int const row = i / kRuns, column = i % kRuns * kRunElements;
-    Element const* source = smem + place<kColumns>(row, i % kRuns);
+    Element const* source = smem + offset_in_tile<kColumns>(row, i % kRuns);
     Element* target = gmem + row * row_stride + column;
     if (row >= rows) {
       continue;
@@ -120,7 +121,7 @@ template <bool kTransposed, int kColumns, class Element>
 __device__ void read_square(Element const* tile, int row, int column, LanePlace lane,
                             uint32_t (&out)[4]) {
   auto const* source = reinterpret_cast<uint128_t const*>(
-      tile + row * kColumns + (place<kColumns>(lane.row, lane.chunk) ^ column));
+      tile + row * kColumns + (offset_in_tile<kColumns>(lane.row, lane.chunk) ^ column));
   using Instruction = std::conditional_t<kTransposed, SM75_U16x8_LDSM_T, SM75_U32x4_LDSM_N>;
   Instruction::copy(*source, out[0], out[1], out[2], out[3]);
 }

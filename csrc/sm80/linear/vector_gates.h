@@ -161,7 +161,7 @@ struct Own {
   __device__ int row(int token) const { return strip * 16 + share * C::kOwn + token; }
   // In a tile of Q or K.
   __device__ int at(int token) const {
-    return place<C::kK>(row(token), column / kRunElements) + column % kRunElements;
+    return offset_in_tile<C::kK>(row(token), column / kRunElements) + column % kRunElements;
   }
 };
 

@@ -35,7 +35,7 @@ struct VectorGradients {
   VectorGradientsParams const& p;
   Walk<C> const& walk;
   VectorGradientsStorage<C>& smem;
-  TileGrid const& grid;
+  LinearTiles const& grid;
   int number;  // of the chunk, from the segment's begin
 
   using Saved = uint4[C::kBlocks];  // of the state before a step
@@ -239,7 +239,7 @@ struct VectorGradients {
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kResident)
     vector_gradients_kernel(__grid_constant__ VectorGradientsParams const p,
-                            __grid_constant__ TileGrid const grid,
+                            __grid_constant__ LinearTiles const grid,
                             __grid_constant__ SegmentStates const segments) {
   auto& smem = *reinterpret_cast<VectorGradientsStorage<C>*>(dynamic_smem());
   VectorParams const& vector = p.walk;

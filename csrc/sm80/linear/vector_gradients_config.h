@@ -73,9 +73,9 @@ struct OwnColumn {
   __device__ int row(int token) const { return strip * 16 + token; }
   // Where the step's token t, or the thread's token n, is in a tile: a constant and an XOR with
   // one from the first.
-  __device__ int at(int t) const { return t * C::kK + (place_of(strip * 16) ^ turn(t)); }
+  __device__ int at(int t) const { return t * C::kK + (offset_of(strip * 16) ^ xor_of(t)); }
   __device__ int at_own(int n) const {
-    return 2 * n * C::kK + (place_of(strip * 16 + odd) ^ turn(2 * n));
+    return 2 * n * C::kK + (offset_of(strip * 16 + odd) ^ xor_of(2 * n));
   }
   // A number of the thread's token n, of all tokens' in registers.
   __device__ float pick(float const (&all)[16], int n) const {
@@ -85,10 +85,10 @@ struct OwnColumn {
   __device__ static float of_other(float x) { return __shfl_xor_sync(0xffffffffu, x, kAcross); }
 
  private:
-  __device__ int place_of(int row) const {
-    return place<C::kK>(row, column / kRunElements) + column % kRunElements;
+  __device__ int offset_of(int row) const {
+    return offset_in_tile<C::kK>(row, column / kRunElements) + column % kRunElements;
   }
-  __device__ static int turn(int row) { return place<C::kK>(row, 0) - row * C::kK; }
+  __device__ static int xor_of(int row) { return offset_in_tile<C::kK>(row, 0) - row * C::kK; }
 };
 
 // Sums of log2 decays of a column from the step's begin: they do not grow.

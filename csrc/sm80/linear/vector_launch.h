@@ -9,7 +9,7 @@
 namespace flash::sm80::linear {
 
 template <class C>
-TileGrid vector_grid(ForwardParams const& p) {
+LinearTiles vector_grid(ForwardParams const& p) {
   return {1, (p.v_dim + C::kV - 1) / C::kV, (p.heads + C::kHeads - 1) / C::kHeads,
           p.sequences.slots};
 }
@@ -23,7 +23,7 @@ struct LaunchVectorStates {
       return;
     }
     static_assert(sizeof(VectorSumsStorage<C>) <= flash::linear::vector_smem_bytes(C::tiling));
-    TileGrid const grid = vector_grid<C>(f);
+    LinearTiles const grid = vector_grid<C>(f);
     launch_kernel<vector_sums_kernel<C>>(
         launch, {grid.count(), C::kThreads, sizeof(VectorSumsStorage<C>)}, p, grid);
     int64_t const of_head = C::tiling.state_size(f.v_dim) / 4;
@@ -45,7 +45,7 @@ struct LaunchVector {
                                                   (2 - C::kKeyParts) * C::kHeads * C::kChunk *
                                                       C::kK * int(sizeof(WideElement)));
     LaunchVectorStates::run<C>(p, launch);
-    TileGrid const grid = vector_grid<C>(p.forward);
+    LinearTiles const grid = vector_grid<C>(p.forward);
     launch_kernel<vector_outputs_kernel<C>>(launch,
                                             {.blocks = grid.count(),
                                              .threads = C::kThreads,

@@ -183,7 +183,7 @@ struct VectorOutputs {
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kResident)
     vector_outputs_kernel(__grid_constant__ VectorParams const vector,
-                          __grid_constant__ TileGrid const grid) {
+                          __grid_constant__ LinearTiles const grid) {
   auto& smem = *reinterpret_cast<VectorStorage<C>*>(dynamic_smem());
   ForwardParams const& p = vector.forward;
   Tile const tile = tile_of(grid, blockIdx.x, C::kK, C::kV, C::kHeads);
@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
     }
   }
   WalkRows<C> out;
-  // A chunk is finished behind the next one's first barrier: A needs one after it is set.
+  // A chunk is finished after the next one's first barrier: A needs one after it is set.
 #pragma unroll 1
   for (int number = 0;; ++number) {
     cp_async_wait<0>();

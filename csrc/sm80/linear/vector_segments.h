@@ -42,7 +42,7 @@ __device__ void prepare_keys(VectorSumsStorage<C>& smem, VectorParams const& p, 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kResident)
     vector_sums_kernel(__grid_constant__ VectorParams const vector,
-                       __grid_constant__ TileGrid const grid) {
+                       __grid_constant__ LinearTiles const grid) {
   auto& smem = *reinterpret_cast<VectorSumsStorage<C>*>(dynamic_smem());
   let_next_launch_start();
   ForwardParams const& p = vector.forward;

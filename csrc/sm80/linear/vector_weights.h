@@ -132,7 +132,7 @@ struct ExactWeights {
     float sum;
   };
   __device__ Token token(Element const* tile, int row, int d) const {
-    int const at = place<C::kK>(row, d / kRunElements) + d % kRunElements;
+    int const at = offset_in_tile<C::kK>(row, d / kRunElements) + d % kRunElements;
     return {static_cast<float>(tile[at]), g[row * C::kK + d]};
   }
   __device__ static float weight(Token const& key, Token const& query) {

@@ -93,7 +93,7 @@ struct StatePlace {
   }
 };
 
-// Where the CTA is, and what this warp has of it.
+// The CTA's tile and segment, and the warp's rows of K, columns of V and head in it.
 template <class C>
 struct Walk {
   using Element = typename C::Element;
@@ -178,7 +178,7 @@ struct Walk {
     }
   }
   // The state of a segment, as launches leave it to each other.
-  __device__ void read_slot(TileGrid const& grid, int slot, WalkState<C>& state) const {
+  __device__ void read_slot(LinearTiles const& grid, int slot, WalkState<C>& state) const {
     float4 const* const before = state_of_slot(grid, slot);
 #pragma unroll
     for (int m = 0; m < C::kBlocks; ++m) {
@@ -192,7 +192,7 @@ struct Walk {
       }
     }
   }
-  __device__ void write_slot(TileGrid const& grid, int slot, WalkState<C> const& state) const {
+  __device__ void write_slot(LinearTiles const& grid, int slot, WalkState<C> const& state) const {
     float4* const out = state_of_slot(grid, slot);
 #pragma unroll
     for (int m = 0; m < C::kBlocks; ++m) {
@@ -205,7 +205,7 @@ struct Walk {
   }
 
   // Where it is: as registers have it.
-  __device__ float4* state_of_slot(TileGrid const& grid, int slot) const {
+  __device__ float4* state_of_slot(LinearTiles const& grid, int slot) const {
     int64_t const number = (int64_t(slot) * p.heads + head()) * grid.tiles_v + tile.v_begin / C::kV;
     return reinterpret_cast<float4*>(p.workspace.sums) +
            (number * StatePlace<C>::kSquares + square(0, 0)) * 32 + lane();

@@ -15,8 +15,8 @@ void launch_walk(ForwardParams const& p, LaunchContext const& launch) {
   using C = WalkConfig<Element, kTiling>;
   static_assert(sizeof(WalkStorage<C>) == tiling.smem_bytes());
   static_assert(sizeof(SumsStorage<C>) <= tiling.smem_bytes());
-  TileGrid const grid{1, (p.v_dim + C::kV - 1) / C::kV, (p.heads + C::kHeads - 1) / C::kHeads,
-                      p.sequences.slots};
+  LinearTiles const grid{1, (p.v_dim + C::kV - 1) / C::kV, (p.heads + C::kHeads - 1) / C::kHeads,
+                         p.sequences.slots};
   if (p.workspace.sums) {
     launch_kernel<segment_sums_kernel<C>>(
         launch, {grid.count(), C::kThreads, sizeof(SumsStorage<C>)}, p, grid);

@@ -253,7 +253,7 @@ struct WalkOutputs {
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kResident)
     walk_outputs_kernel(__grid_constant__ ForwardParams const p,
-                        __grid_constant__ TileGrid const grid) {
+                        __grid_constant__ LinearTiles const grid) {
   auto& smem = *reinterpret_cast<WalkStorage<C>*>(dynamic_smem());
   Tile const tile = tile_of(grid, blockIdx.x, C::kK, C::kV, C::kHeads);
   Walk<C> const walk{p, tile, flash::linear::chunk_of(p.sequences, tile.slot)};

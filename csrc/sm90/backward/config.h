@@ -25,7 +25,7 @@ struct BackwardConfig {
   static constexpr int kConsumers = kBlockN / kWarpgroupRows;
   static constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
   static constexpr int kAdders = 1;  // CTAs that add a tile's dQ
-  static constexpr bool kKvPersistent = false, kOrderedDq = false, kFindsDelta = false;
+  static constexpr bool kKvPersistent = false, kOrderedDq = false, kComputesDelta = false;
   static constexpr bool kOrdersDq = false;  // the first and the last KV block differ (dq_action.h)
   static constexpr bool kStreamsTiles = false;
   static constexpr int kKeyStages = 1;  // buffers for K
@@ -58,13 +58,13 @@ struct BackwardConfig {
   // Details of an iteration that decide how good ptxas's code is, each as measured for the head dim
   // (docs/lab/sm90_backward_step.md).
   static constexpr bool kPlain = kScores == ScoreLevel::Plain;
-  // The scores of the next row block are started before this one's dQ is added, not behind it.
+  // The scores of the next row block are started before this one's dQ is added, not after it.
   static constexpr bool kScoresFirst = kPlain || kHeadDim <= 96;
   // The loop counts a tile's iterations, instead of reading from each whether another follows.
   static constexpr bool kCountsIterations = kPlain;
   // All of dP's product is started before the first exponential.
   static constexpr bool kStartsFirst = kPlain && kHeadDim == 64;
-  // D, and where dQ goes, are read before the wait for the product behind which they are used.
+  // D, and where dQ goes, are read before the wait for the product after which they are used.
   static constexpr bool kReadsAhead = kPlain && kHeadDim >= 96;
   // Calls that add to dQ's sums have a loop of their own.
   static constexpr bool kOwnLoopToAdd = kReadsAhead;
@@ -76,7 +76,7 @@ struct BackwardConfig {
   static constexpr bool kHalfFactors = !kPlain && kHeadDim == 64;
   // Elsewhere a softcap alone has a loop of its own where that is faster, with one body as well
   // (one_mod_tile.h).
-  static constexpr bool kLoneCap = !kPlain && kHeadDim == 128;
+  static constexpr bool kHasCapLoop = !kPlain && kHeadDim == 128;
   // Details of the loop for a softcap alone, where there is one. Rate over plain, 4k causal, H200:
   // d 64 0.740 with the other mods' details, 0.749 with these; d 128 0.730 in one loop for all
   // mods, 0.820 in a loop of its own.
@@ -142,14 +142,14 @@ struct OrderedDqConfig : Config {
 
   // Tiles are one stream of iterations: a tile's last iteration starts the next tile's first
   // scores, and the next tile's first iteration adds this one's last dQ, so that no consumer is
-  // idle behind a product between tiles. K of both tiles is needed then, so it has two buffers.
+  // idle after a product between tiles. K of both tiles is needed then, so it has two buffers.
   // Clusters have no room for them.
   static constexpr bool kStreamsTiles = Config::kAdders == 1;
   static constexpr int kKeyStages = kStreamsTiles ? 2 : 1;
 
   // The delta warp computes D ahead of the tiles: rows of dO and O that it loads at a time, and its
   // buffers. At d 128 these take the room of a third buffer for dO, which is worth half a percent.
-  static constexpr bool kFindsDelta = ordered_dq_finds_delta(Config::kHeadDim);
+  static constexpr bool kComputesDelta = ordered_dq_computes_delta(Config::kHeadDim);
   static constexpr bool kDeltaOfDout = Config::kHeadDim == 128;
   static constexpr int kDoutStages = kDeltaOfDout ? 2 : Config::kStages;
   static constexpr bool kFewDeltaRows = kDeltaOfDout || Config::kHeadDimV > 128;

@@ -10,7 +10,7 @@
 
 namespace flash::sm90::backward {
 
-// Index of the delta warp in the producer's warpgroup, behind the warps of the dQ semaphore.
+// Index of the delta warp in the producer's warpgroup, after the warps of the dQ semaphore.
 constexpr int kDeltaWarp = kDqSemaphoreWarps + 1;
 
 // Tiles of few rows that only the delta warp fills and reads.
@@ -40,7 +40,7 @@ struct NoDeltaTiles {
 };
 
 template <class Config>
-using DeltaTilesOf = std::conditional_t<Config::kFindsDelta, DeltaTiles<Config>, NoDeltaTiles>;
+using DeltaTilesOf = std::conditional_t<Config::kComputesDelta, DeltaTiles<Config>, NoDeltaTiles>;
 
 // Dot product of eight columns, 16 bytes of each operand; added one after the other.
 template <class Element>
@@ -81,24 +81,24 @@ struct DeltaWarp {
 
   BackwardArgs const& args;
   Tiles& tiles;
-  uint32_t read = 0;     // tiles so far
-  float lse = 0.f;       // of the next part
-  int* found = nullptr;  // counter of the row block before, not yet incremented
+  uint32_t read = 0;        // tiles so far
+  float lse = 0.f;          // of the next part
+  int* computed = nullptr;  // counter of the row block before, not yet incremented
 
   __device__ void run() {
     describe(0, draw());
     describe(1, draw());
-    int behind = draw();  // its number arrives while D of others is computed
+    int after = draw();  // its number arrives while D of others is computed
     for (int tile = 0; tile < kAhead; ++tile) {
       ask(0, tile, tile);
     }
     lse = lse_of_part(0, 0);
     for (uint32_t number = 0; tiles.row_block(number).valid; ++number) {
-      find(number);
+      compute(number);
       WorkTile const& here = tiles.row_block(number);
-      found = args.params.workspace.deltas_done + here.batch * args.params.heads_q + here.head;
-      describe(number + 2, behind);
-      behind = draw();
+      computed = args.params.workspace.deltas_done + here.batch * args.params.heads_q + here.head;
+      describe(number + 2, after);
+      after = draw();
     }
     announce();
   }
@@ -142,7 +142,7 @@ struct DeltaWarp {
   }
 
   // Computes D of a row block; the first tiles of the next one are loaded meanwhile.
-  __device__ void find(uint32_t number) {
+  __device__ void compute(uint32_t number) {
 #pragma unroll 1
     for (int part = 0; part < kParts; ++part) {
       float const its_lse = lse;
@@ -202,7 +202,7 @@ struct DeltaWarp {
   __device__ RowPlace place_of(uint32_t number, int part) const {
     WorkTile const& tile = tiles.row_block(number);
     int const in_block = part * kPartRows + lane();
-    return {tile, tile.m_block * Config::kBlockM + in_block, order().place(tile), in_block};
+    return {tile, tile.m_block * Config::kBlockM + in_block, order().index(tile), in_block};
   }
   __device__ bool exists(RowPlace const& at) const {
     return at.tile.valid && at.row < args.params.seqlens.seqlen_q;
@@ -216,8 +216,8 @@ struct DeltaWarp {
   // stores.
   __device__ void announce() const {
     __syncwarp();
-    if (elected() && found) {
-      release_count(found);
+    if (elected() && computed) {
+      release_count(computed);
     }
   }
 };
@@ -228,17 +228,17 @@ struct DeltaWarp {
 template <class Config>
 __device__ __forceinline__ void wait_for_delta(BwdParams const& p, KeyBlock<Config> const& block) {
   int const row_blocks = num_blocks(block.seqlen_q, Config::kBlockM);
-  int const* const found =
+  int const* const computed =
       p.workspace.deltas_done + block.tile.batch * p.heads_q + block.head_begin;
 #pragma unroll 1
   for (int head = 0; head < block.heads; ++head) {
 #if defined(__CUDA_ARCH__)
 #pragma unroll 1
-    while (__any_sync(0xffffffffu, acquire_count(found + head) < row_blocks)) {
+    while (__any_sync(0xffffffffu, acquire_count(computed + head) < row_blocks)) {
       __nanosleep(20);
     }
 #else  // the emulator takes a vote for progress, and would let no other thread run
-    while (acquire_count(found + head) < row_blocks) {
+    while (acquire_count(computed + head) < row_blocks) {
       __nanosleep(20);
     }
 #endif

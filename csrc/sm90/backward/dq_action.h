@@ -48,7 +48,7 @@ __device__ int own_sums(BwdParams const& p, int head, int m_block) {
   return heads * rows + min(m_block, rows - 1);
 }
 
-// With ordered dQ there are sums of all row blocks, numbered as these are.
+// Ordered dQ has a sum for each row block of the call, with the row block's number.
 template <class Config>
 __device__ DqIteration dq_iteration(BwdParams const& p, KeyBlock<Config> const& block,
                                     RowIteration const& rows) {

@@ -46,7 +46,7 @@ __device__ inline int acquire_count(int const* count) {
 #endif
 }
 
-// Comes behind everything that this thread, or the threads it has waited for, have seen: a release
+// Comes after everything that this thread, or the threads it has waited for, have seen: a release
 // is cumulative.
 __device__ inline void release_count(int* count) {
 #if defined(__CUDA_ARCH__)
@@ -85,7 +85,7 @@ struct DqSemaphoreWarp {
     return p.workspace.dq_semaphores + block.row_block(head, m_block);
   }
 
-  // The number of additions that an iteration's own come behind: those of all KV blocks before it,
+  // The number of additions that an iteration's own come after: those of all KV blocks before it,
   // or of the first one alone, for KV blocks between the first and the last of ordered dQ in a call
   // that is not deterministic.
   __device__ int additions_before(DqOrder const& order) const {

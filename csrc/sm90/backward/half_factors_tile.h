@@ -49,7 +49,7 @@ struct DroppedPairs {
 };
 
 // Sets a and b to 0 where a word's halves are 0, by selections, which the compiler may not move
-// behind a multiplication.
+// after a multiplication.
 template <class Element>
 __device__ __forceinline__ void clear_where_zero(uint32_t word, float& a, float& b) {
 #if defined(__CUDA_ARCH__)

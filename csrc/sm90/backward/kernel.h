@@ -39,8 +39,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       Loader<Config>{{args, smem, static_cast<bool>(elect_one_sync())}}.load_all(tiles);
     } else if (ordered && warp <= kDqSemaphoreWarps) {
       run_dq_semaphore(smem, DqSemaphoreWarp<Config>{args.params, smem.dq_semaphore, warp});
-    } else if constexpr (Config::kFindsDelta) {
-      if (warp == kDeltaWarp && args.params.ordered_dq.finds_delta) {
+    } else if constexpr (Config::kComputesDelta) {
+      if (warp == kDeltaWarp && args.params.ordered_dq.computes_delta) {
         DeltaWarp<Config>{args, smem.delta}.run();
       }
     }

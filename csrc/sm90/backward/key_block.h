@@ -39,7 +39,7 @@ struct KeyBlock {
   int shift;       // seqlen_k - seqlen_q
   int seqlen_q;
   int key_begin;
-  int slots;            // keys that exist and so have gradients; KV-persistent: also those behind
+  int slots;            // keys that exist and so have gradients; KV-persistent: also those after
   float dq_scale;       // of the dQ that this KV block stores
   int heads;            // query heads of the tile
   int head_begin;       // the first of them

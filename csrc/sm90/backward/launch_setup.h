@@ -11,7 +11,7 @@
 
 namespace flash::sm90::backward {
 
-// A tensor whose rows are those of q, or those of k.
+// The shape of tensors whose rows are q's, or of those whose rows are k's.
 struct Side {
   bool varlen;
   int64_t rows;  // of a batch entry, or of all sequences of a varlen call
@@ -38,8 +38,8 @@ BackwardArgs backward_args(BwdParams const& params, TileGrid const& grid) {
                   Config::kKeys};
   constexpr int kRunQ = kRun<Config::kHeadDim>, kRunV = kRun<Config::kHeadDimV>;
   auto const delta_map = [&]([[maybe_unused]] TensorView<const void> const& view) -> TensorMap {
-    if constexpr (Config::kFindsDelta) {
-      if (params.ordered_dq.finds_delta) {
+    if constexpr (Config::kComputesDelta) {
+      if (params.ordered_dq.computes_delta) {
         Side few = rows;
         few.box_rows = Config::kDeltaRows;
         return map_of(few, view, params.head_dim_v, kRunV, params.k);
@@ -111,13 +111,13 @@ void launch_schedule(BwdParams const& params, LaunchContext const& launch, int r
     }
     launch_drawing<Config>(params, launch, resident, start);
   };
-  if (params.ordered_dq.finds_delta) {
+  if (params.ordered_dq.computes_delta) {
     Pass::begin_ordered_dq(params, kTile, params.ordered_dq.heads_before, launch);
   } else {
     Pass::preprocess(params, kTile, launch);
   }
   main();
-  Pass::behind(params, kTile, launch);
+  Pass::postprocess(params, kTile, launch);
   if constexpr (Config::kRowSplit) {
     if (params.row_split.used()) {
       Pass::add_row_splits(params, {backward_grid(params, Config::kBlockN), Config::kBlockN},

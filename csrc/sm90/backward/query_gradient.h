@@ -20,7 +20,7 @@ __device__ inline void add_to(float* sum, float a, float b, float c, float d) {
 #endif
 }
 
-// Reads four sums, behind all additions to them and not from L1. Only this thread has added to
+// Reads four sums, after all additions to them and not from L1. Only this thread has added to
 // them, or the dQ semaphore has let it pass.
 __device__ inline float4 read_sums(float const* sum) {
 #if defined(__CUDA_ARCH__)

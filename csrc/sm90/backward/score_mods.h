@@ -1,4 +1,4 @@
-// What kernels of the full level do to a product q·k of the transposed scores on its way to a
+// What kernels with score mods do to a product q·k of the transposed scores on its way to a
 // probability.
 #pragma once
 

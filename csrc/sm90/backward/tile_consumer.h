@@ -99,7 +99,7 @@ struct TileConsumer : ConsumerSteps<Config> {
         case ScoreModKind::Any:
           return loop<kQueryEnd, HalfFactorsTile<ScoreModKind::Any, Config>>(block, sums, s);
       }
-    } else if constexpr (Config::kLoneCap) {
+    } else if constexpr (Config::kHasCapLoop) {
       if (score_mod_kind(args.params.scores) == ScoreModKind::Cap) {
         return loop<kQueryEnd, OneModTile<ScoreModKind::Cap, Config>>(block, sums, s);
       }
@@ -153,7 +153,7 @@ struct TileConsumer : ConsumerSteps<Config> {
     QueryFragment dq;
     Base::d_probabilities(dout_at, dp);
     if constexpr (Config::kStartsFirst) {
-      __syncwarp();  // ptxas moves no part of a product behind it
+      __syncwarp();  // ptxas moves no part of a product past it
     }
     Tile tile(args, block, rows, warpgroup, thread);
     if constexpr (Tile::kScansAhead) {
@@ -177,7 +177,7 @@ struct TileConsumer : ConsumerSteps<Config> {
       Base::end_query(shared - 2, dq);
       put_query<kEnd>(block, progress.has_begun(Tile::kCountsIterations), rows_before, dq);
     };
-    // Scores are started behind the last row block as well, from rows that are in shared memory:
+    // Scores are started after the last row block as well, from rows that are in shared memory:
     // ptxas waits at once for a product that not every iteration starts. They do not go to `s`,
     // whose factors would keep its registers until here.
     auto const wait_for_rows = [&] {

@@ -86,7 +86,7 @@ struct TileLoader {
   }
 
   // The same for a stream of tiles: the next one is announced before this one's last iteration,
-  // which is to start its scores. K comes with the first Q. V comes behind the rows of two
+  // which is to start its scores. K comes with the first Q. V comes after the rows of two
   // iterations: its one buffer is free when the tile before ends.
   template <class Tiles>
   __device__ void load_in_stream(Tiles& tiles) {
@@ -123,8 +123,8 @@ struct TileLoader {
   // Waits for D, which comes with a tile's Q. Here, before the tile's loop, the wait costs
   // consumers nothing (docs/lab/sm90_backward_delta_warp.md).
   __device__ void wait_for_rows(Block const& block) const {
-    if constexpr (Config::kFindsDelta) {
-      if (args.params.ordered_dq.finds_delta) {
+    if constexpr (Config::kComputesDelta) {
+      if (args.params.ordered_dq.computes_delta) {
         wait_for_delta(args.params, block);
       }
     }
@@ -144,7 +144,7 @@ struct TileLoader {
     return next.tile.valid && next.range.count() > 0;
   }
 
-  // The tile behind `block`: in a KV-persistent call its next KV block, if it has one.
+  // The tile after `block`: in a KV-persistent call its next KV block, if it has one.
   template <class Tiles>
   __device__ KeyTile<Config> after(Block const& block, Tiles& tiles) {
     if constexpr (Config::kKvPersistent) {

@@ -52,7 +52,7 @@ struct Chunks {
     return chunk / kOfRun * (kRows * kRunBytes) + row * kRunBytes + permuted * 16;
   }
 
-  // The same `rows` rows, a multiple of 8, and `chunks` chunks, an even number, behind an offset of
+  // The same `rows` rows, a multiple of 8, and `chunks` chunks, an even number, after an offset of
   // one of the first two chunks.
   __device__ static int moved(int offset, int rows, int chunks) {
     int const permuted = offset ^ chunks % kOfRun * 16;

@@ -18,7 +18,7 @@ struct ForwardTileShape {
   int stages;
   int element_bytes = 2;  // of Q, K and V, as products read them
 
-  // Of Q, and of all buffers of K and V.
+  // Bytes of Q, and of all buffers of K and V.
   constexpr int bytes() const {
     return element_bytes * (block_m * head_dim + stages * block_n * (head_dim + head_dim_v));
   }
@@ -56,7 +56,7 @@ struct ValueProduct<Element, kKeys, kHeadDimV, kStages, kColumns, true, kPagesOn
   using Layout = SmemTiles<float_e4m3_t, kHeadDimV, kKeys, kStages, kRun<kKeys / 2>>;
 };
 
-enum class KeyPlace { Any, SmallPages, LargePages };
+enum class KeyStorage { Any, SmallPages, LargePages };
 
 // Where a kernel keeps rows' largest logits: in registers for every call, which only asking calls
 // are launched with, or in shared memory if the call asks.
@@ -71,11 +71,11 @@ enum class MaxLogitsIn { None, Registers, Shared };
 // kAsked_: for calls that ask for largest logits; kernels with score mods serve these as they are.
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
           int kStages_, int kSecondN_, int kCachedBits_, ScoreLevel kScores_,
-          bool kPackGqa_ = false, bool kSplit_ = false, KeyPlace kKeys_ = KeyPlace::Any,
+          bool kPackGqa_ = false, bool kSplit_ = false, KeyStorage kKeys_ = KeyStorage::Any,
           bool kAsked_ = false>
 struct ForwardConfig {
-  // Of Q and K in their product. With kFp8 Q, K, V and P are codes, and products take them as they
-  // are (fp8_consumer.h).
+  // The type of Q and K in their product. With kFp8 Q, K, V and P are codes, and products take them
+  // as they are (fp8_consumer.h).
   using Query = Element_;
   static constexpr bool kFp8 = std::is_same_v<Query, float_e4m3_t>;
   using Element = std::conditional_t<kFp8, half_t, Query>;  // of O: half_t may stand for bfloat16_t
@@ -92,15 +92,15 @@ struct ForwardConfig {
   using Split = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kBlockN_, kWarps_,
                               kStages_, kSecondN_, kCachedBits_, kScores_, true, true>;
   static constexpr int kSecondN = kSecondN_;
-  static constexpr bool kPagesOnly = kKeys_ != KeyPlace::Any;
-  static constexpr bool kLargePages = kKeys_ == KeyPlace::LargePages;
-  template <KeyPlace kKeys>
+  static constexpr bool kPagesOnly = kKeys_ != KeyStorage::Any;
+  static constexpr bool kLargePages = kKeys_ == KeyStorage::LargePages;
+  template <KeyStorage kKeys>
   using SecondOf = ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kSecondN_, kWarps_,
                                  kStages_, 0, kCachedBits_, kScores_, false, false, kKeys>;
-  using Second = SecondOf<KeyPlace::Any>;
+  using Second = SecondOf<KeyStorage::Any>;
   using Asked =
       ForwardConfig<Element_, kHeadDim_, kHeadDimV_, kBlockM_, kBlockN_, kWarps_, kStages_,
-                    kSecondN_, kCachedBits_, kScores_, kPackGqa_, false, KeyPlace::Any, true>;
+                    kSecondN_, kCachedBits_, kScores_, kPackGqa_, false, KeyStorage::Any, true>;
   // Whether K and V are codes. Then no call asks for largest logits.
   static constexpr bool kCodes = kCachedBits_ == 8;
   static_assert(kCodes || !kFp8);
@@ -110,9 +110,9 @@ struct ForwardConfig {
                                                                             : MaxLogitsIn::None;
   // Whether calls that ask for largest logits get a kernel of their own, `Asked`.
   static constexpr bool kIsAsked =
-      !kCodes && kMaxLogits == MaxLogitsIn::None && !kSplit_ && kKeys_ == KeyPlace::Any;
-  // Of P and V in their product. Codes become fp16 in one instruction a pair, bf16 in four; P loses
-  // less.
+      !kCodes && kMaxLogits == MaxLogitsIn::None && !kSplit_ && kKeys_ == KeyStorage::Any;
+  // The type of P and V in their product. Codes become fp16 in one instruction a pair, bf16 in
+  // four; P loses less.
   using WideValue = std::conditional_t<kCodes, half_t, Element>;
   using ValueElement = std::conditional_t<kFp8, Query, WideValue>;
   using Out = std::conditional_t<kSplit, float, Element>;  // what rows are stored as
@@ -139,7 +139,7 @@ struct ForwardConfig {
   // ptxas has 128 registers for an instruction of 512 threads.
   using MmaScores = MmaBothShared<Query, (kFp8 && kBlockN > 128 ? kBlockN / 2 : kBlockN), kHeadDim>;
   static constexpr int kProductColumns = kThreads == 512 ? std::min(kHeadDimV, 128) : kHeadDimV;
-  // Of O, in a product of codes.
+  // Columns of O in one product of codes.
   static constexpr int kPartColumns = kHeadDimV % 128 == 0 ? 128 : kHeadDimV % 64 == 0 ? 64 : 96;
   using Values = ValueProduct<WideValue, kBlockN, kHeadDimV, kStages,
                               kFp8 ? kPartColumns : kProductColumns, kFp8, kPagesOnly>;
@@ -153,7 +153,7 @@ struct ForwardConfig {
       typename KeyTiles<kPagesOnly, Element, kBlockN, kHeadDim, kStages>::Layout>;
   using SmemLayoutV = typename Values::Layout;
 
-  // The wait for P·V lies between the two rows' exponentials, not behind both, where a block has so
+  // The wait for P·V lies between the two rows' exponentials, not after both, where a block has so
   // many keys. H200, of FA3 over eight sizes: d 64 1.087 instead of 1.076, d 128 0.963 instead of
   // 0.940, d 192 1.001 instead of 0.993; d 256, with 80 keys, would have 0.992 instead of 0.996. d
   // 96, 1.073 instead of 1.075, is no reason for a rule of its own.

@@ -22,8 +22,8 @@ struct Consumer {
   static constexpr int kColumns = Config::kBlockN / 4;  // of scores, a thread
   // Whether a step takes its rows one after the other, so that waits are over between them.
   template <class ScoreMods>
-  static constexpr bool kRowsInTurn = Config::kWaitsBetweenRows && !ScoreMods::kAny;
-  // Whether rows are finished under the last product. With score mods they are finished behind it,
+  static constexpr bool kRowByRow = Config::kWaitsBetweenRows && !ScoreMods::kAny;
+  // Whether rows are finished under the last product. With score mods they are finished after it,
   // or the code would be there once for each kind of mod; with pack-GQA it takes more registers.
   static constexpr bool kFinishesEarly = Config::kScores == ScoreLevel::Plain && !Config::kPackGqa;
   // P in registers, the A operand of P·V
@@ -48,10 +48,10 @@ struct Consumer {
   static constexpr unsigned kAll = 0xffffffffu;  // lanes
 
   __device__ __forceinline__ void run_storing_at_once() {
-    find_place();
+    set_thread_and_warpgroup();
     ping_pong().begin();
     for (uint32_t number = 0;;) {
-      find_place();
+      set_thread_and_warpgroup();
       smem.q_ring[warpgroup].wait_full(RingPosition<1>(number));
       RowBlock<Config> const& block = smem.row_block(number);
       if (!block.tile.valid) {
@@ -85,7 +85,7 @@ struct Consumer {
 
   // Computed anew for each row block, and hidden from the compiler: values derived from it, if kept
   // for the next row block, would make the larger tiles spill.
-  __device__ void find_place() {
+  __device__ void set_thread_and_warpgroup() {
     int index = static_cast<int>(threadIdx.x);
     asm volatile("" : "+r"(index));
     thread = index % kWarpgroup;
@@ -359,7 +359,7 @@ struct Consumer {
     }
     to_operand(s, p);
     smem.v_ring.wait_full(here);
-    if (kRowsInTurn<ScoreMods> && step + 1 < steps) {
+    if (kRowByRow<ScoreMods> && step + 1 < steps) {
       smem.k_ring.wait_full(Position(blocks + step + 1));
     }
   }
@@ -387,14 +387,14 @@ struct Consumer {
     auto const& [block, score_mods, steps, acc, p] = work;
     Position const here(blocks + step), before(blocks + step - 1);
     ScoreFragment s;
-    if constexpr (!kRowsInTurn<ScoreMods>) {
+    if constexpr (!kRowByRow<ScoreMods>) {
       smem.k_ring.wait_full(here);
     }
     ping_pong().wait();
     start_scores(here, s);
     start_values(before, p, acc);
     Visible seen[Acc::kRows];
-    if constexpr (kMasked && kRowsInTurn<ScoreMods>) {
+    if constexpr (kMasked && kRowByRow<ScoreMods>) {
       find_visible(block, here, key_block, seen);
     }
     warpgroup_wait<1>();
@@ -402,13 +402,13 @@ struct Consumer {
     ping_pong().pass();
     release_k(step, steps);
     Tensor scores = make_tensor(s.data(), rows_and_columns(s.layout()));
-    if constexpr (!kRowsInTurn<ScoreMods>) {
+    if constexpr (!kRowByRow<ScoreMods>) {
       typename Work::Offsets offsets{};
       float rescale[Acc::kRows];
       bool const moved =
           raise_maxima<kMasked, false>(work, here, key_block, scores, offsets, rescale);
       probabilities(work, key_block, scores, offsets);
-      // Waits behind the sums, as in wait_for_keys.
+      // Waits after the sums, as in wait_for_keys.
       bool const never = acc.softmax.sum[0] + acc.softmax.sum[1] < 0.f;
       smem.v_ring.wait_full(never ? before : here);
       finish_values(before, acc);
@@ -423,7 +423,7 @@ struct Consumer {
           seen[r].hide_others(scores, r);
         }
       }
-      rows_in_turn(work, step, scores);
+      row_by_row(work, step, scores);
     }
     to_operand(s, p);
   }
@@ -433,7 +433,7 @@ struct Consumer {
   // the conversions then run among the second row's exponentials, and no wait comes last. The vote
   // on the second row's maximum runs under the wait.
   template <class Work, class Scores>
-  __device__ __forceinline__ void rows_in_turn(Work const& work, int step, Scores& s) {
+  __device__ __forceinline__ void row_by_row(Work const& work, int step, Scores& s) {
     Acc& acc = work.acc;
     auto& softmax = acc.softmax;
     float rescale[Acc::kRows] = {1.f, 1.f};

@@ -32,12 +32,12 @@ struct Fp8Consumer : Consumer<Config> {
 
   // As Consumer's, but that tiles are stored at once.
   __device__ __forceinline__ void run() {
-    Base::find_place();
+    Base::set_thread_and_warpgroup();
     if constexpr (kPingPong) {
       Base::ping_pong().begin();
     }
     for (uint32_t number = 0;;) {
-      Base::find_place();
+      Base::set_thread_and_warpgroup();
       smem.q_ring[warpgroup].wait_full(RingPosition<1>(number));
       RowBlock<Config> const& block = smem.row_block(number);
       if (!block.tile.valid) {

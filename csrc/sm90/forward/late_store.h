@@ -11,11 +11,11 @@ namespace flash::sm90::forward {
 // had.
 template <class Config>
 __device__ __forceinline__ void Consumer<Config>::run_storing_late() {
-  find_place();
+  set_thread_and_warpgroup();
   ping_pong().begin();
   FinishedRows<Config> rows;  // of the row block before
   for (uint32_t number = 0;;) {
-    find_place();
+    set_thread_and_warpgroup();
     smem.q_ring[warpgroup].wait_full(RingPosition<1>(number));
     RowBlock<Config> const& block = smem.row_block(number);
     bool const valid = block.tile.valid;

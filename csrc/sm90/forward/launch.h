@@ -118,7 +118,7 @@ void launch_tiles(FwdParams const& params, LaunchContext const& launch) {
                          grid,
                          {static_cast<uint32_t>(num_tiles),
                           draws ? counters().of(Counting::Tiles, 1, launch) : nullptr}};
-  // Behind start_max_logits, for whose end only the epilogue waits.
+  // After start_max_logits, for whose end only the epilogue waits.
   bool const early = Config::kMaxLogits != MaxLogitsIn::None && params.max_logits.of_heads;
   launch_kernel<forward_kernel<Config>>(
       launch, {blocks, Config::kThreads, kSmemBytes<Config>, /*cluster=*/1, early},
@@ -158,8 +158,8 @@ void launch_merge(FwdParams const& params, LaunchContext const& context) {
 template <class Config>
 void launch_pages(FwdParams const& params, LaunchContext const& context) {
   if constexpr (has_long_paged_tile(Config::kSecondN, Config::kFp8)) {
-    using Small = typename Config::template SecondOf<KeyPlace::SmallPages>;
-    using Large = typename Config::template SecondOf<KeyPlace::LargePages>;
+    using Small = typename Config::template SecondOf<KeyStorage::SmallPages>;
+    using Large = typename Config::template SecondOf<KeyStorage::LargePages>;
     return PageBox::suit(params.pages.page_size.divisor) ? launch<Large>(params, context)
                                                          : launch<Small>(params, context);
   }

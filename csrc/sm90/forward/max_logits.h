@@ -72,7 +72,7 @@ __device__ __forceinline__ float largest_score_of_row(SharedStorage<Config>& sme
 }
 
 // Raises the largest logits of the heads that a warp has rows of. head, logit: of this lane's own
-// row; head is one of those that the row block has.
+// row; the head is counted from the row block's first.
 template <class Config>
 __device__ __forceinline__ void raise_heads(ForwardArgs const& args, RowBlock<Config> const& block,
                                             int head, float logit) {

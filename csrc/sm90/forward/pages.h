@@ -179,7 +179,7 @@ struct PageLoader {
       SM90_TMA_LOAD_5D::copy(&map.map, reinterpret_cast<uint64_t*>(&full),
                              static_cast<uint64_t>(kHint), target, 0, c.c1, c.c2, c.c3, c.c4);
     }
-    // The sequence's last keys: what lies behind them in the page is not read.
+    // The sequence's last keys: what lies after them in the page is not read.
     if (ends) {
 #pragma unroll 1
       for (int key = 0; key < box.size; key += kLeastBoxRows) {
@@ -199,7 +199,7 @@ struct PageLoader {
       return;
     }
     unsigned const found = __ballot_sync(WarpLanes::kAll, has_page);
-    // Usually all pages exist; the mask hides what is behind the sequence.
+    // Usually all pages exist; the mask hides what is after the sequence.
     bool const all = Config::kLargePages && found == __ballot_sync(WarpLanes::kAll, box.keys > 0);
 #pragma unroll
     for (int word = 0; word < Config::kKeyWords; ++word) {

@@ -54,7 +54,7 @@ struct RowBlock {
     range = block_range(mask, row_begin, row_begin + rows, Config::kBlockN);
     int64_t const row = info.row_q + row_begin;
     if constexpr (Config::kSplit) {
-      range = range.part(split, splits);
+      range = range.split(split, splits);
       out = p.splits.out.ptr + split * p.splits.out_apart +
             p.splits.out.offset(tile.batch, row, head);
       lse = p.splits.lse.at(tile.batch, row, head) + split * p.splits.lse_apart;
@@ -63,12 +63,12 @@ struct RowBlock {
       lse = p.lse.at(tile.batch, row, head);
     }
     masked_steps = range.masked_count();
-    // The rows behind the last sequence (see BlockInfo) have neither slopes nor sinks.
+    // The rows after the last sequence (see BlockInfo) have neither slopes nor sinks.
     bool const is_sequence = tile.batch < p.seqlens.batch;
     float const slope = is_sequence ? p.scores.alibi_slope(tile.batch, head) : 0.f;
     float softmax_scale = p.scores.softmax_scale;
     if constexpr (Config::kCodes) {
-      // The scales of a sequence without keys may be anything, NaN too.
+      // The descales of a sequence without keys may be anything, NaN too.
       bool const has_keys = is_sequence && info.seqlen_k > 0;
       softmax_scale *= has_keys ? p.codes.k.of_head(tile.batch, head / group) : 1.f;
       if constexpr (Config::kFp8) {

@@ -38,7 +38,7 @@ __device__ void send_lse(decode::DecodeWork<Config> const& work, decode::PieceSh
 }
 
 // Attends to the keys of the piece. Afterwards O lies in shared memory, not yet scaled; or, in a
-// cluster, all CTAs have sent their rows, which are there behind the cluster's next barrier.
+// cluster, all CTAs have sent their rows, which are there after the cluster's next barrier.
 template <bool kClusters, class Config>
 __device__ __forceinline__ void attend(LatentArgs const& args, decode::PieceShare const& share,
                                        decode::DecodeOutput<Config> const& output,
@@ -56,7 +56,7 @@ __device__ __forceinline__ void attend(LatentArgs const& args, decode::PieceShar
     }
   }
   flash::wide::load_queries(args.params.fwd, work.tile, args.params.group, Config::kBlockM,
-                            [&](int r, int column) { return query_place(smem, r, column); });
+                            [&](int r, int column) { return query_address(smem, r, column); });
   cp_async_fence();
   cp_async_wait<0>();
   cutlass::arch::fence_view_async_shared();
@@ -72,7 +72,7 @@ __device__ __forceinline__ void attend(LatentArgs const& args, decode::PieceShar
     } else {
       scores.finish(output);
     }
-    // setmaxnreg needs all warps behind the one before: without keys, and without a cluster,
+    // setmaxnreg needs all warps to be past the one before: without keys, and without a cluster,
     // nothing else has waited.
     cutlass::arch::NamedBarrier::sync(kWarpgroup, ScoreWarpgroup<Config>::kShared);
     warpgroup_reg_dealloc<Config::kAllRegisters>();
@@ -95,7 +95,7 @@ __device__ __forceinline__ void attend(LatentArgs const& args, decode::PieceShar
 
 template <bool kClusters, class Config>
 __device__ __forceinline__ void latent_piece(LatentArgs const& args) {
-  decode::PieceShare const share{kClusters ? args.params.split.cluster_log2 : 0};
+  decode::PieceShare const share{kClusters ? args.params.schedule.cluster_log2 : 0};
   auto& smem = *reinterpret_cast<LatentStorage<Config>*>(dynamic_smem());
   auto& work = *reinterpret_cast<decode::DecodeWork<Config>*>(smem.work);
   let_next_launch_start();
@@ -111,8 +111,8 @@ __device__ __forceinline__ void latent_piece(LatentArgs const& args) {
     return;
   }
   using Output = decode::DecodeOutput<Config>;
-  bool const cut = !kClusters && work.piece.splits > 1;
-  Output const output{args.params, work, cut ? work.piece.split : Output::kWhole};
+  bool const cut = !kClusters && work.piece.count > 1;
+  Output const output{args.params, work, cut ? work.piece.number : Output::kWhole};
   attend<kClusters>(args, share, output, smem);
   if constexpr (kClusters) {
     sync_cluster();

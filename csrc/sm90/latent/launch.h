@@ -21,20 +21,20 @@ void launch_decode(DecodeParams const& params, LaunchContext const& launch) {
     return make_tensor_map(
         key_request(p, view.ptr ? view : p.q_latent, columns, box_rows, kRun<Config::kColumns>));
   };
-  // Boxes behind V's last column are zeros.
+  // Boxes beyond V's last column are zeros.
   bool const rotated = p.head_dim > 0;
   LatentArgs args{rotated ? map(p.k, p.head_dim) : map(p.v, p.head_dim_v), map(p.v, p.head_dim_v),
                   rotated ? 0 : Config::kHeadDimV, box_rows, params};
-  LaunchShape shape{num_pieces(params.split), Config::kThreads, kSmemBytes<Config>};
-  if (params.split.cluster_log2 > 0) {
+  LaunchShape shape{num_pieces(params.schedule), Config::kThreads, kSmemBytes<Config>};
+  if (params.schedule.cluster_log2 > 0) {
     constexpr auto kKernel = latent_kernel<Config, true>;
     args.params = decode::with_fitting_clusters<kKernel>(params, shape, launch);
-    shape.blocks = num_thread_blocks(args.params.split);
-    shape.cluster = 1 << args.params.split.cluster_log2;
+    shape.blocks = num_thread_blocks(args.params.schedule);
+    shape.cluster = 1 << args.params.schedule.cluster_log2;
     return launch_kernel<kKernel>(launch, shape, args);
   }
   launch_kernel<latent_kernel<Config, false>>(launch, shape, args);
-  if (params.split.max_pieces > 1) {
+  if (params.schedule.max_pieces > 1) {
     launch_kernel<merge_kernel<Config>>(
         launch,
         {shape.blocks, kMergeThreads, sizeof(MergeStorage<Config>), /*cluster=*/1, /*early=*/true},

@@ -10,8 +10,7 @@ namespace flash::sm90::latent {
 struct LatentArgs {
   TensorMap k;  // boxes of box_keys keys and 64 columns
   TensorMap v;
-  int k_column;  // k's first column; where keys have no rotated part, k is v, and this lies behind
-                 // it
+  int k_column;  // k's first column; without a rotated part k is v, and this is past its columns
   int box_keys;  // a power of two that divides a tile and a page
   DecodeParams params;
 };
@@ -30,7 +29,7 @@ struct KeyLoader {
   // Where this lane's keys of the piece's tile `number` are. This only reads the block table:
   // whether the page exists is checked when it is needed, because by then the entry has arrived.
   __device__ PageSlot look_up(int number) const {
-    // Without pages a box behind the sequence is told to TMA by its row.
+    // Without pages a box after the sequence is told to TMA by its row.
     if (keys_left(number) > 0 || !work.pages.table) {
       return work.pages.slot(static_cast<int>(work.tile.info.row_k) + first_key(number) + first());
     }

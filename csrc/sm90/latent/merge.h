@@ -39,7 +39,7 @@ struct RowMerge {
   float out[kColumns] = {};
 
   __device__ void run() {
-    int const pieces = output.work.piece.splits, lane = WarpLanes{}.index();
+    int const pieces = output.work.piece.count, lane = WarpLanes{}.index();
     int const own = (pieces - first + share - 1) / share;
     float4 x[kAhead];
     load(0, own, x);  // on their way with the first LSE
@@ -89,8 +89,8 @@ struct RowMerge {
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       bool const exists = begin + i < own && col < columns;
-      int64_t const place = partial_row(first + (begin + i) * share) * columns + col;
-      x[i] = exists ? __ldcg(reinterpret_cast<float4 const*>(output.p.partial_out + place))
+      int64_t const index = partial_row(first + (begin + i) * share) * columns + col;
+      x[i] = exists ? __ldcg(reinterpret_cast<float4 const*>(output.p.partial_out + index))
                     : float4{0.f, 0.f, 0.f, 0.f};
     }
   }
@@ -111,23 +111,23 @@ struct RowMerge {
   }
 };
 
-// Merges every `splits`-th part of a row of the piece's tile, from the piece's number on.
+// Merges every `pieces`-th part of a row of the piece's tile, from the piece's number on.
 template <class Config>
 __device__ void merge_rows(decode::DecodeOutput<Config> const& output, MergeStorage<Config>& smem) {
   using Merge = RowMerge<Config>;
   constexpr int kWarpColumns = Merge::kColumns * WarpLanes::kCount;
   constexpr int kParts = Config::kHeadDimV / kWarpColumns;  // of a row
   decode::DecodeWork<Config> const& work = output.work;
-  int const splits = work.piece.splits, warp = threadIdx.x / WarpLanes::kCount;
+  int const pieces = work.piece.count, warp = threadIdx.x / WarpLanes::kCount;
   int const lane = WarpLanes{}.index();
-  int const parts = (work.tile.rows * kParts - work.piece.split + splits - 1) / splits;
+  int const parts = (work.tile.rows * kParts - work.piece.number + pieces - 1) / pieces;
   int share = 1;  // warps of a part, so that all have some
   while (parts > 0 && 2 * share * parts <= kMergeWarps) {
     share *= 2;
   }
   for (int begin = 0; begin < parts; begin += kMergeWarps / share) {
     int const part = begin + warp / share;
-    int const of_tile = work.piece.split + part * splits;
+    int const of_tile = work.piece.number + part * pieces;
     int const col = of_tile % kParts * kWarpColumns + lane * Merge::kColumns;
     Merge merge{output, of_tile / kParts, col, warp % share, share};
     if (part < parts) {
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kMergeThreads)
   }
   __syncthreads();
   wait_for_launch_before();
-  if (work.piece.valid && work.piece.splits > 1) {
+  if (work.piece.valid && work.piece.count > 1) {
     using Output = decode::DecodeOutput<Config>;
     merge_rows(Output{p, work, Output::kWhole}, smem);
   }

@@ -10,8 +10,9 @@ namespace flash::sm90::latent {
 
 // Where 8 columns of Q lie when its rows have been loaded: most in the last buffer for keys.
 template <class Config>
-__device__ typename Config::Element* query_place(LatentStorage<Config>& smem, int row, int column) {
-  return Config::Queries::place(smem.keys[Config::kStages - 1], smem.q, row, column);
+__device__ typename Config::Element* query_address(LatentStorage<Config>& smem, int row,
+                                                   int column) {
+  return Config::Queries::address(smem.keys[Config::kStages - 1], smem.q, row, column);
 }
 
 template <class Config>

@@ -34,8 +34,8 @@ struct PairedBackwardConfig {
   static constexpr int kRoleWarps = kWarpgroup / 32;
   static constexpr int kThreads = 3 * kWarpgroup;
   static_assert(kWarps_ * 32 == kThreads);
-  // The producer warp looks tiles up; it spills where the other warpgroups need all registers that
-  // they can have.
+  // The producer warp looks up tiles. It spills where the other warpgroups take all the registers
+  // that they can have.
   static constexpr int kLoaderRegisters = kHeadDim <= 192 || kSplitsColumns ? 40 : 24;
   static constexpr int kScoreRegisters = kHeadDim <= 192 ? 232 : 240;
   static constexpr int kGradientRegisters = kSplitsColumns ? 224 : kScoreRegisters;
@@ -44,7 +44,7 @@ struct PairedBackwardConfig {
   static constexpr int kConsumers = kCluster;
   static constexpr int kAdders = kCluster;  // CTAs that add a tile's dQ
   static constexpr bool kKvPersistent = false, kOrderedDq = false, kOrdersDq = false;
-  static constexpr bool kFindsDelta = false;
+  static constexpr bool kComputesDelta = false;
   static constexpr bool kStreamsTiles = false, kWideKeyRows = false, kWideQueryRows = false;
   static constexpr int kKeyStages = 1;
   static constexpr bool kRowSplit =
@@ -52,7 +52,7 @@ struct PairedBackwardConfig {
   static constexpr bool kHalfFactors = false;
   // A softcap alone and ALiBi alone have loops of their own (rate over plain, 4k causal, d 192,
   // H200: 0.741 and 0.875 in one loop for all score mods, 0.924 and 0.903 in loops of their own).
-  static constexpr bool kLoneMods = kScores == ScoreLevel::Full;
+  static constexpr bool kHasModLoops = kScores == ScoreLevel::Full;
   struct CapLoop {
     static constexpr bool kReadsAhead = false, kScansAhead = false;
   };

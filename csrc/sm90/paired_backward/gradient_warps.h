@@ -59,7 +59,7 @@ struct GradientWarps {
   }
 
   // `last`: the row block of the iteration before, whose dQ is still in the registers. It is added
-  // when the other warpgroup has shared its dS and waits for products; right behind dQ's product,
+  // when the other warpgroup has shared its dS and waits for products; right after dQ's product,
   // the additions would be in the way of what that warpgroup reads from shared memory.
   __device__ __forceinline__ void iteration(Block const& block, int64_t last, KeyFragment& dk,
                                             QueryFragment& dq) {

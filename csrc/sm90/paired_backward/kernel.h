@@ -35,8 +35,8 @@ __device__ __forceinline__ void run_roles(BackwardArgs const& args, PairedStorag
       PairedLoader<Config>{{args, smem, static_cast<bool>(elect_one_sync())}, part}.load_all(tiles);
     } else if (args.params.workspace.dq_semaphores && warp <= kDqSemaphoreWarps) {
       run_dq_semaphore(smem, DqSemaphoreWarp<Config>{args.params, smem.dq_semaphore, warp});
-    } else if constexpr (Config::kFindsDelta) {
-      if (warp == kDeltaWarp && args.params.ordered_dq.finds_delta) {
+    } else if constexpr (Config::kComputesDelta) {
+      if (warp == kDeltaWarp && args.params.ordered_dq.computes_delta) {
         DeltaWarp<Config>{args, smem.delta}.run();
       }
     }
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
   let_next_launch_start();
   wait_for_launch_before();
-  cute::cluster_sync();  // behind it the other CTAs' barriers can be reached
+  cute::cluster_sync();  // after it the other CTAs' barriers can be reached
   run_roles<Config>(args, smem, part);
   cute::cluster_sync();  // the other CTAs may still release buffers here
 }

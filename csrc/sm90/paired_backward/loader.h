@@ -18,7 +18,7 @@ struct PairedLoader : TileLoader<PairedLoader<Config>, Config, PairedStorage<Con
   CtaPart<Config> part;
 
   // Where runs of columns end that a tensor of `columns` columns has, in a tile of which `first` is
-  // the first column. Those behind are zeros from the start (clear_tiles): TMA writes zeros slowly.
+  // the first column. Those after are zeros from the start (clear_tiles): TMA writes zeros slowly.
   template <int kColumns, int kRunColumns = kRun<kColumns>>
   __device__ static int columns_end(int columns, int first) {
     if constexpr (Config::kSplitsColumns) {

@@ -53,7 +53,7 @@ struct ScoreWarps {
 
  private:
   __device__ __forceinline__ void iterate(Block const& block, ValueFragment& dv) {
-    if constexpr (Config::kLoneMods) {
+    if constexpr (Config::kHasModLoops) {
       ScoreModKind const kind = score_mod_kind(args.params.scores);
       if (kind == ScoreModKind::Cap) {
         return iterate_each<OneModTile<ScoreModKind::Cap, Config>>(block, dv);

@@ -17,7 +17,7 @@
 
 namespace flash::sm90::forward {
 
-// Copies a CTA's rows of Q to where the first warpgroup reads them, by all threads. Columns behind
+// Copies a CTA's rows of Q to where the first warpgroup reads them, by all threads. Columns beyond
 // the head's, and rows that do not exist, become zero; so do columns of K that are not loaded.
 template <class Config>
 __device__ void load_queries(FwdParams const& p, PairedRowBlock<Config> const& block, int k_runs,
@@ -35,7 +35,7 @@ __device__ void load_queries(FwdParams const& p, PairedRowBlock<Config> const& b
     SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>::copy(
         *reinterpret_cast<uint128_t const*>(source),
         *reinterpret_cast<uint128_t*>(
-            Config::Queries::place(smem.tiles[Config::kStages - 1], smem.q, row, column)),
+            Config::Queries::address(smem.tiles[Config::kStages - 1], smem.q, row, column)),
         exists);
   }
   cp_async_fence();
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     prefetch_tma_descriptor(&args.v.map);
     smem.init();
   }
-  cute::cluster_sync();  // behind it the other CTA's barriers can be reached
+  cute::cluster_sync();  // after it the other CTA's barriers can be reached
   if (block.tile.valid) {
     attend<Config>(args, smem, rank);
   }

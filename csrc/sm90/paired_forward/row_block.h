@@ -60,7 +60,7 @@ struct PairedRowBlock {
     q = static_cast<Element const*>(p.q.ptr) + p.q.offset(tile.batch, row, head);
     out = static_cast<Element*>(p.out.ptr) + p.out.offset(tile.batch, row, head);
     lse = p.lse.at(tile.batch, row, head);
-    // The rows behind the last sequence (see BlockInfo) have no sinks.
+    // The rows after the last sequence (see BlockInfo) have no sinks.
     bool const is_sequence = tile.batch < p.seqlens.batch;
     sink = p.scores.s_aux && is_sequence ? p.scores.s_aux[head] : -INFINITY;
     // A varlen tensor is one batch entry.

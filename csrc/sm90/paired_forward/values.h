@@ -40,7 +40,7 @@ struct PairedValueWarpgroup {
       }
       RingPosition<Config::kProbabilityStages> const p_at(step);
       TilePosition const at(LoadOrder::value(step));
-      // In this order: behind P, the keys that were in V's buffer have arrived long ago.
+      // In this order: after P, the keys that were in V's buffer have arrived long ago.
       smem.p_ring.wait_full(p_at);
       smem.tile_ring.wait_full(at);
       smem.shifts.apply(p_at.stage, thread, coord, rows());

@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "core/tile_scheduler.h"
+#include "core/tile_numbers.h"
 #include "hopper/bulk_copies.h"
 #include "launch/device.h"
 #include "launch/error.h"

@@ -18,7 +18,7 @@ from flash_attn.api import checks
 
 def checked(packed: Tensor, name: str, rank: int) -> tuple[Tensor, ...]:
     """The slices of an argument "qkv" or "kv" that has ``rank`` dimensions."""
-    checks.packed(packed, name, len(name), rank)
+    checks.qkv_packed(packed, name, len(name), rank)
     return unpack(packed)
 
 

@@ -1,4 +1,4 @@
-// Which tile has which number: schedules of dense calls and of varlen ones.
+// Which tile has which number, in dense calls and in varlen ones.
 #pragma once
 
 #include "core/work_tile.h"
@@ -18,7 +18,7 @@ FLASH_HD int even_group(int most, int64_t num_strips) {
 }
 
 // Every sequence has the same length. Fixed by the host for a launch.
-struct DenseSchedule {
+struct DenseTiles {
   int m_blocks;  // row blocks per sequence
   int heads;     // query heads
   int batch;
@@ -30,7 +30,7 @@ struct DenseSchedule {
 
 // Index: the type that counts tiles (see tile_at).
 template <class Index>
-FLASH_HD WorkTile find_tile(DenseSchedule s, Index index) {
+FLASH_HD WorkTile find_tile(DenseTiles s, Index index) {
   if (index >= s.num_tiles()) return {0, 0, 0, false};
   auto const [m_block, strip] = tile_at<Index>(s.order, index, s.m_blocks, Index(s.strips()));
   Index const batch = strip / s.heads;
@@ -44,7 +44,7 @@ struct SequencePlace {
   int next_start;
 };
 
-// Finds the last sequence of [0, count) for which is_behind is false. It is false for 0, and all
+// Finds the last sequence of [0, count) for which is_after is false. It is false for 0, and all
 // sequences for which it is true come after the others. rows.start(0) = 0 is the least start,
 // rows.start(count) the greatest.
 //
@@ -53,18 +53,18 @@ struct SequencePlace {
 // decrease, and every row block is found once. Row blocks that wait for earlier ones of their
 // sequence need that.
 struct Bisection {
-  template <class Rows, class IsBehind>
-  FLASH_HD SequencePlace operator()(int count, Rows const& rows, IsBehind is_behind) const {
-    int low = 0, high = count;  // low: not behind, high: behind
+  template <class Rows, class IsAfter>
+  FLASH_HD SequencePlace operator()(int count, Rows const& rows, IsAfter is_after) const {
+    int low = 0, high = count;  // low: not after, high: after
     int low_start = 0, high_start = rows.start(count);
     while (high - low > 1) {
       int const middle = low + (high - low) / 2;
       int start = rows.start(middle);
       start = start > low_start ? start : low_start;
       start = start < high_start ? start : high_start;
-      bool const behind = is_behind(middle, start);
-      (behind ? high : low) = middle;
-      (behind ? high_start : low_start) = start;
+      bool const after = is_after(middle, start);
+      (after ? high : low) = middle;
+      (after ? high_start : low_start) = start;
     }
     return {low, low_start, high_start};
   }
@@ -83,7 +83,7 @@ struct Bisection {
 // be too many if they are most of a batch. Without these blocks, first_block(b) = start(b) / w: a
 // sequence of k * block_m + 1 rows or more has k + 1 blocks if w <= (block_m + 1) / 2, and a
 // sequence of few + 1 rows has one block if w <= few + 1.
-struct VarlenSchedule {
+struct VarlenTiles {
   int64_t total_q;  // rows of all sequences together
   int block_m;
   int heads;  // query heads
@@ -93,13 +93,13 @@ struct VarlenSchedule {
   int shared_till;  // sequences before this one have no block for themselves
   int64_t tiles;    // kept: a GPU divides 64 bits in the time of a load from L2
 
-  static VarlenSchedule of(int64_t total_q, int block_m, int heads, int batch, TileOrder order) {
+  static VarlenTiles of(int64_t total_q, int block_m, int heads, int batch, TileOrder order) {
     return counted({total_q, block_m, heads, batch, order, block_m, 0, 0});
   }
 
   // Without blocks for those of the first `sequences` sequences that have up to `few` rows.
-  static VarlenSchedule of(int64_t total_q, int block_m, int heads, int batch, TileOrder order,
-                           int few, int sequences) {
+  static VarlenTiles of(int64_t total_q, int block_m, int heads, int batch, TileOrder order,
+                        int few, int sequences) {
     int const half = (block_m + 1) / 2, rows_apart = few < half ? few + 1 : half;
     return counted({total_q, block_m, heads, batch, order, rows_apart, sequences, 0});
   }
@@ -111,16 +111,16 @@ struct VarlenSchedule {
   FLASH_HD int64_t num_tiles() const { return tiles; }
 
  private:
-  static VarlenSchedule counted(VarlenSchedule schedule) {
-    schedule.tiles = schedule.first_block(schedule.batch, schedule.total_q) * schedule.heads;
-    return schedule;
+  static VarlenTiles counted(VarlenTiles all) {
+    all.tiles = all.first_block(all.batch, all.total_q) * all.heads;
+    return all;
   }
 };
 
 // Sequences run in order; inside one, all heads and row blocks run in the dense order.
 // Rows: like RowOrder. Search: finds a tile's sequence, like Bisection.
 template <class Index, class Rows, class Search = Bisection>
-FLASH_HD WorkTile find_tile(VarlenSchedule s, Rows rows, Index index, Search search = {}) {
+FLASH_HD WorkTile find_tile(VarlenTiles s, Rows rows, Index index, Search search = {}) {
   if (index >= s.num_tiles()) return {0, 0, 0, false};
   int const row_block = int(index / s.heads);
   SequencePlace const place = search(s.batch, rows, [&](int sequence, int start) {

@@ -1,4 +1,4 @@
-"""Schedulers cover each tile exactly once, whatever the grid and the order."""
+"""Numbers cover each tile exactly once, whatever the grid and the order."""
 
 import itertools
 
@@ -17,10 +17,10 @@ lengths = st.integers(0, 80).flatmap(
 )
 
 
-def all_blocks(schedule, num_blocks, *lengths):
+def all_blocks(numbers, num_blocks, *lengths):
     """Tiles of every thread block of a grid, one list per block."""
     return [
-        schedule.tiles(*lengths, block=block, num_blocks=num_blocks) for block in range(num_blocks)
+        numbers.tiles(*lengths, block=block, num_blocks=num_blocks) for block in range(num_blocks)
     ]
 
 
@@ -42,42 +42,42 @@ def varlen_tiles(seqlens_q, block_m, heads):
 def test_dense_covers_each_tile_once(
     core, m_blocks, heads, batch, group, longest_first, num_blocks
 ):
-    schedule = core.DenseSchedule(
+    numbers = core.DenseTiles(
         m_blocks=m_blocks, heads=heads, batch=batch, group=group, longest_first=longest_first
     )
-    done = [tile for tiles in all_blocks(schedule, num_blocks) for tile in tiles]
+    done = [tile for tiles in all_blocks(numbers, num_blocks) for tile in tiles]
     assert sorted(done) == list(itertools.product(range(m_blocks), range(heads), range(batch)))
 
 
 @pytest.mark.parametrize(("m_blocks", "heads", "batch"), [(0, 2, 2), (2, 0, 2), (2, 2, 0)])
 def test_dense_without_tiles(core, m_blocks, heads, batch):
-    schedule = core.DenseSchedule(m_blocks=m_blocks, heads=heads, batch=batch)
-    assert schedule.num_tiles() == 0
-    assert schedule.tiles(block=0, num_blocks=1) == []
+    numbers = core.DenseTiles(m_blocks=m_blocks, heads=heads, batch=batch)
+    assert numbers.num_tiles() == 0
+    assert numbers.tiles(block=0, num_blocks=1) == []
 
 
 def test_dense_starts_the_longest_rows_of_all_heads_first(core):
-    schedule = core.DenseSchedule(m_blocks=3, heads=2, batch=2, group=4, longest_first=True)
-    tiles = schedule.tiles(block=0, num_blocks=1)
+    numbers = core.DenseTiles(m_blocks=3, heads=2, batch=2, group=4, longest_first=True)
+    tiles = numbers.tiles(block=0, num_blocks=1)
     assert [m_block for m_block, _, _ in tiles] == [2] * 4 + [1] * 4 + [0] * 4
 
 
 def test_dense_beyond_the_limits_of_a_grid(core):
     """More heads than grid y has, and more tiles than a grid has blocks."""
-    schedule = core.DenseSchedule(m_blocks=7, heads=70_000, batch=80_000)
-    assert schedule.num_tiles() == 7 * 70_000 * 80_000
-    num_blocks = min(schedule.num_tiles(), INT_MAX)
+    numbers = core.DenseTiles(m_blocks=7, heads=70_000, batch=80_000)
+    assert numbers.num_tiles() == 7 * 70_000 * 80_000
+    num_blocks = min(numbers.num_tiles(), INT_MAX)
     assert num_blocks == INT_MAX
 
-    last_round = schedule.num_tiles() // num_blocks
-    block = schedule.num_tiles() - 1 - last_round * num_blocks
-    tiles = schedule.tiles(block=block, num_blocks=num_blocks)
+    last_round = numbers.num_tiles() // num_blocks
+    block = numbers.num_tiles() - 1 - last_round * num_blocks
+    tiles = numbers.tiles(block=block, num_blocks=num_blocks)
     assert len(tiles) == last_round + 1
     assert tiles[-1] == (6, 69_999, 79_999)
 
 
-def schedule_of(core, seqlens_q, block_m, heads, group, longest_first):
-    return core.VarlenSchedule(
+def varlen_numbers(core, seqlens_q, block_m, heads, group, longest_first):
+    return core.VarlenTiles(
         total_q=sum(seqlens_q), block_m=block_m, heads=heads, batch=len(seqlens_q), group=group,
         longest_first=longest_first,
     )  # fmt: skip
@@ -87,14 +87,14 @@ def schedule_of(core, seqlens_q, block_m, heads, group, longest_first):
 @given(lengths, st.integers(1, 17), sizes, groups, st.booleans())
 def test_varlen_covers_each_tile_once(core, seqlens_q, block_m, heads, group, longest_first):
     """One tile per block: the grid that is launched where the lengths are not known."""
-    schedule = schedule_of(core, seqlens_q, block_m, heads, group, longest_first)
-    per_block = all_blocks(schedule, schedule.num_tiles(), starts(seqlens_q))
+    numbers = varlen_numbers(core, seqlens_q, block_m, heads, group, longest_first)
+    per_block = all_blocks(numbers, numbers.num_tiles(), starts(seqlens_q))
     expected = varlen_tiles(seqlens_q, block_m, heads)
 
     assert all(len(tiles) <= 1 for tiles in per_block)
     assert sorted(tile for tiles in per_block for tile in tiles) == sorted(expected)
     # Not more surplus than the bound on the number of tiles has anyway.
-    surplus = schedule.num_tiles() - len(expected)
+    surplus = numbers.num_tiles() - len(expected)
     assert surplus <= (len(seqlens_q) + sum(n > 0 for n in seqlens_q)) * heads
 
 
@@ -102,8 +102,8 @@ def test_varlen_covers_each_tile_once(core, seqlens_q, block_m, heads, group, lo
 @given(lengths, st.integers(1, 17), sizes, groups, st.booleans(), st.integers(1, 40))
 def test_varlen_persistent_grid(core, seqlens_q, block_m, heads, group, longest_first, num_blocks):
     """Blocks that take many tiles go through the sequences in order."""
-    schedule = schedule_of(core, seqlens_q, block_m, heads, group, longest_first)
-    per_block = all_blocks(schedule, num_blocks, starts(seqlens_q))
+    numbers = varlen_numbers(core, seqlens_q, block_m, heads, group, longest_first)
+    per_block = all_blocks(numbers, num_blocks, starts(seqlens_q))
     assert sorted(itertools.chain(*per_block)) == sorted(varlen_tiles(seqlens_q, block_m, heads))
     for tiles in per_block:
         sequences = [sequence for _, _, sequence in tiles]
@@ -118,26 +118,26 @@ def test_varlen_with_one_sequence_in_use(core, batch):
             continue
         seqlens_q = [0] * batch
         seqlens_q[used] = 5
-        schedule = core.VarlenSchedule(total_q=5, block_m=2, heads=1, batch=batch)
-        tiles = schedule.tiles(starts(seqlens_q), block=0, num_blocks=1)
+        numbers = core.VarlenTiles(total_q=5, block_m=2, heads=1, batch=batch)
+        tiles = numbers.tiles(starts(seqlens_q), block=0, num_blocks=1)
         assert tiles == [(m, 0, used) for m in range(3)]
 
 
 @pytest.mark.parametrize("num_blocks", [1, 7, 10_000])
 def test_varlen_of_many_sequences(core, num_blocks):
     seqlens_q = [(37 * sequence) % 11 for sequence in range(200)]
-    schedule = core.VarlenSchedule(total_q=sum(seqlens_q), block_m=4, heads=2, batch=200)
-    done = [tile for tiles in all_blocks(schedule, num_blocks, starts(seqlens_q)) for tile in tiles]
+    numbers = core.VarlenTiles(total_q=sum(seqlens_q), block_m=4, heads=2, batch=200)
+    done = [tile for tiles in all_blocks(numbers, num_blocks, starts(seqlens_q)) for tile in tiles]
     assert sorted(done) == sorted(varlen_tiles(seqlens_q, 4, 2))
 
 
 def test_varlen_of_the_largest_lengths(core):
     seqlens_q = [2**30, 0, 2**30 - 1]
-    schedule = core.VarlenSchedule(
+    numbers = core.VarlenTiles(
         total_q=sum(seqlens_q), block_m=64, heads=64, batch=3, longest_first=True
     )
     first_of_last = (2**30 // 64 + 2) * 64  # row blocks of sequences 0 and 1, with a surplus each
-    tiles = schedule.tiles(starts(seqlens_q), block=first_of_last, num_blocks=2**31)
+    tiles = numbers.tiles(starts(seqlens_q), block=first_of_last, num_blocks=2**31)
     assert tiles == [(2**24 - 1, 0, 2)]
 
 
