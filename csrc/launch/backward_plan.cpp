@@ -16,18 +16,6 @@ int resident_tiles(Variant const& variant, DeviceInfo const& device) {
   return plan::resident_backward(cta_size(variant), gpu_size(device));
 }
 
-// KV blocks that a row sees, on average.
-double blocks_that_see(BwdParams const& p, Variant const& variant) {
-  plan::Problem const problem = problem_of(p, /*deterministic=*/false);
-  double const rows = std::max(p.seqlens.seqlen_q, 1), keys = p.seqlens.seqlen_k;
-  double const blocks = num_blocks(p.seqlens.seqlen_k, variant.block_n);
-  if (problem.window()) {
-    return std::min(blocks, (double(p.mask.left) + p.mask.right) / variant.block_n + 1);
-  }
-  double const seen = rows <= keys ? keys - rows / 2 : keys * keys / (2 * rows);
-  return problem.unmasked() ? blocks : std::min(blocks, seen / variant.block_n + 0.5);
-}
-
 }  // namespace
 
 plan::Problem problem_of(BwdParams const& p, bool deterministic) {
@@ -85,19 +73,6 @@ KvPersistent kv_persistent(BwdParams const& p, Variant const& variant, DeviceInf
   return {static_cast<int>(resident), std::max(row_blocks, 1), s.cu_k && s.batch <= kMostOrdered};
 }
 
-int heads_computed_before(BwdParams const& p, Variant const& variant) {
-  // Row blocks whose D the delta warp computes while the other warps do a step: fitted to the best
-  // numbers of heads computed before, at 512 and 1k keys on an H200.
-  double const in_step = variant.cluster > 1 ? 0.4 : variant.head_dim == 96 ? 0.3 : 0.17;
-  int const heads = p.heads_q * p.seqlens.batch;
-  // The preprocess computes D for the heads that tiles come to first. Where tiles come to row
-  // blocks faster than the delta warp, it computes so many that the D of all other heads is there
-  // in time.
-  double const computed = in_step * blocks_that_see(p, variant);
-  return std::clamp(static_cast<int>((1 - computed) * heads), std::min(p.side_by_side, heads),
-                    heads);
-}
-
 void follow(plan::BackwardChoice const& choice, Variant const& variant, DeviceInfo const& device,
             bool deterministic, BwdParams& p) {
   plan::Problem const problem = problem_of(p, deterministic);
@@ -108,7 +83,9 @@ void follow(plan::BackwardChoice const& choice, Variant const& variant, DeviceIn
                         : KvPersistent{};
   if (choice.schedule == plan::Schedule::OrderedDq) {
     bool const computes_delta = plan::computes_delta(problem, variant.head_dim);
-    p.ordered_dq = {true, deterministic, computes_delta, heads_computed_before(p, variant)};
+    int const before = plan::heads_computed_before(problem, kernel_of_backward(variant, device),
+                                                   choice.side_by_side);
+    p.ordered_dq = {true, deterministic, computes_delta, before};
   }
   if (choice.row_splits > 1) {
     int const tiles =

@@ -19,10 +19,6 @@ plan::BackwardPlan backward_plan_of(BwdParams const& params, Variant const& vari
 KvPersistent kv_persistent(BwdParams const& params, Variant const& variant,
                            DeviceInfo const& device);
 
-// Heads, of all batch entries, whose D the preprocess computes; the main kernel's delta warps
-// compute it for the others.
-int heads_computed_before(BwdParams const& params, Variant const& variant);
-
 // Writes the choice into the parameters of a call whose scores and lengths are in place.
 void follow(plan::BackwardChoice const& choice, Variant const& variant, DeviceInfo const& device,
             bool deterministic, BwdParams& params);

@@ -1,4 +1,5 @@
 #include "params/bwd_params.h"
+#include "params/head_dims.h"
 #include "plan/cost.h"
 
 namespace flash::plan {
@@ -212,10 +213,29 @@ std::vector<BackwardChoice> candidates(Problem const& p, Machine const& m, Kerne
   return all;
 }
 
+// KV blocks that a row sees, on average.
+double blocks_that_see(Problem const& p, int block_n) {
+  double const rows = std::max(p.seqlen_q, 1), keys = p.seqlen_k, blocks = divide_up(keys, block_n);
+  if (p.window()) {
+    return std::min(blocks, (double(p.mask.left) + p.mask.right) / block_n + 1);
+  }
+  double const seen = rows <= keys ? keys - rows / 2 : keys * keys / (2 * rows);
+  return p.unmasked() ? blocks : std::min(blocks, seen / block_n + 0.5);
+}
+
 }  // namespace
 
 bool computes_delta(Problem const& p, int head_dim) {
   return ordered_dq_computes_delta(head_dim) && p.all_rows_see_keys();
+}
+
+int heads_computed_before(Problem const& p, Kernel const& k, int side_by_side) {
+  // Row blocks whose D the delta warp computes while the other warps do a step: fitted to the best
+  // numbers of heads computed before, at 512 and 1k keys on an H200.
+  double const in_step = is_wide(k.head_dim, k.head_dim_v) ? 0.4 : k.head_dim == 96 ? 0.3 : 0.17;
+  int const heads = p.heads_q * p.batch;
+  auto const before = static_cast<int>((1 - in_step * blocks_that_see(p, k.block_n)) * heads);
+  return std::clamp(before, std::min(side_by_side, heads), heads);
 }
 
 std::vector<BackwardPlan> backward_choices(Problem const& p, Machine const& m, Kernel const& k) {

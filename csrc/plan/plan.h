@@ -41,6 +41,11 @@ using BackwardPlan = Predicted<BackwardChoice>;
 // Whether the main kernel of ordered dQ computes D, except for the first heads.
 bool computes_delta(Problem const& p, int head_dim);
 
+// Heads, of all batch entries, whose D the preprocess computes there: those that tiles come to
+// first, and so many that the D of all others, which the main kernel's delta warps compute, is
+// there in time.
+int heads_computed_before(Problem const& p, Kernel const& k, int side_by_side);
+
 std::vector<BackwardPlan> backward_choices(Problem const& p, Machine const& m, Kernel const& k);
 
 // dK and dV get the same bits whether dQ is wanted or not, because the order of a tile's steps does

@@ -101,8 +101,11 @@ void run_backward(flash::Variant const& variant, py::dict const& call,
   }
   bool const deterministic = number<bool>(call, "deterministic");
   p.side_by_side = number<int>(call, "together", 3);
+  int const before = flash::plan::heads_computed_before(
+      flash::problem_of(p, deterministic), flash::kernel_of_backward(variant, launch.device),
+      p.side_by_side);
   p.ordered_dq = {number<bool>(call, "ordered_dq"), deterministic,
-                  number<bool>(call, "computes_delta"), flash::heads_computed_before(p, variant)};
+                  number<bool>(call, "computes_delta"), before};
   if (int const splits = number<int>(call, "row_splits", 1); splits > 1) {
     int const tiles =
         p.seqlens.batch * p.heads_kv * flash::num_blocks(p.seqlens.seqlen_k, variant.block_n);
