@@ -44,7 +44,8 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 class Options(NamedTuple):
-    """What is asked beside tensors of tokens, unchecked, in the order of the public functions."""
+    """What is asked beside tensors of tokens, unchecked, in the order of the public functions: these
+    give them by position, which takes a microsecond less than by keyword (tests/test_call.py)."""
 
     dropout_p: float = 0.0
     softmax_scale: float | None = None

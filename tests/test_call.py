@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 
+import flash_attn
 from flash_attn.api import checks
 from flash_attn.call import (
     Backward,
@@ -21,6 +24,17 @@ from flash_attn.call import (
 )
 from flash_attn.dispatch import calls, ops, run
 
+_HEADS = (2, 8)
+#: The public functions that spell out all options, and the last dimensions of their tensors.
+SPELLED_OUT = {
+    flash_attn.flash_attn_func: [_HEADS] * 3,
+    flash_attn.flash_attn_kvpacked_func: [_HEADS, (2, *_HEADS)],
+    flash_attn.flash_attn_qkvpacked_func: [(3, *_HEADS)],
+    flash_attn.flash_attn_varlen_func: [_HEADS] * 3,
+    flash_attn.flash_attn_varlen_kvpacked_func: [_HEADS, (2, *_HEADS)],
+    flash_attn.flash_attn_varlen_qkvpacked_func: [(3, *_HEADS)],
+}
+LENGTH_NAMES = frozenset((*Lengths._fields, "cu_seqlens", "max_seqlen", "block_table"))
 # Every field has a value of its own, so that no two can be confused.
 SCORING = Scoring(
     dropout_p=0.0, softmax_scale=0.5, causal=True, window_size_left=3, window_size_right=4,
@@ -103,3 +117,22 @@ def test_a_step_with_a_cache_comes_back(descales, monkeypatch):
     asked = lambda: calls.kvcache(q, step.cache, Options(), True, 9)  # noqa: E731
     back = described(monkeypatch, asked, CacheStep, ops.with_kvcache)
     assert back._replace(q="q") == step
+
+
+@pytest.mark.parametrize("function", SPELLED_OUT)
+def test_every_option_of_a_public_function_has_its_own_name(function, monkeypatch):
+    """They are written by position, which takes a microsecond less than by keyword."""
+    found = []
+
+    def attend(q, k, v, options, *others, **named_ones):
+        found.append(options)
+
+    monkeypatch.setattr(calls, "attend", attend)
+    parameters = inspect.signature(function).parameters
+    names = [name for name in parameters if name in Options._fields]
+    lengths = [name for name in parameters if name in LENGTH_NAMES]
+    leading = (5,) if lengths else (2, 5)
+    shapes = [(*leading, *heads) for heads in SPELLED_OUT[function]]
+    function(*map(torch.zeros, shapes), **{name: name for name in (*lengths, *names)})
+    assert set(names) == set(Options._fields) - {"sm_margin"}
+    assert found == [Options(**{name: name for name in names})]
