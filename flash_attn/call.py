@@ -12,6 +12,7 @@ microseconds.
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import IntEnum
 from typing import Any, Literal, NamedTuple, Protocol, SupportsIndex, TypeAlias, TypeVar
 
 import torch
@@ -38,14 +39,28 @@ Descale: TypeAlias = float | Tensor | None
 MaxLogits: TypeAlias = bool | Literal["row"]
 
 
+UNCOUNTED = 2**30  # what kernels count to, and the width of a window that is none
+
+
+class Contents(IntEnum):
+    """What keys are, as csrc/api/module.cpp counts it."""
+
+    NUMBERS = 0  # of the queries' dtype
+    CODES = 1  # of 8 bits, beside queries of 16
+    CODES_OF_ROWS = 2  # with descales of rows
+    LATENT = 3  # rows of a latent cache, beside a qv
+    PRODUCTS = 4  # codes that are multiplied with those of queries as they are
+
+
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which sums are kept, and that softmax_lse, softmax_d, s_aux and ds_aux have."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 class Options(NamedTuple):
-    """What is asked beside tensors of tokens, unchecked, in the order of the public functions: these
-    give them by position, which takes a microsecond less than by keyword (tests/test_call.py)."""
+    """What is asked beside tensors of tokens, unchecked, in the order of the public functions.
+
+    These give it by position, which takes a microsecond less than by keyword."""
 
     dropout_p: float = 0.0
     softmax_scale: float | None = None

@@ -342,6 +342,7 @@ def chunk(dtype=BF16, longest: int = LONG, **more) -> Forward:
 def products(ways, monkeypatch):
     monkeypatch.setattr(fp8, "has_kernel", True)
     monkeypatch.setattr(fp8, "is_hopper", lambda device: True)
+    monkeypatch.setattr(fp8, "predicted_us", lambda call, gpu: (2.0, 1.0))
     monkeypatch.setattr(encode, "make_query_codes", _query_codes)
     return ways
 
@@ -392,6 +393,17 @@ def test_queries_that_stay(products):
             assert fp8.with_codes_of_queries(chunk(**change)) is None, name
 
 
+@pytest.mark.parametrize(("without", "with_codes"), [(100.0, 120.0), (90.0, float("inf"))])
+def test_queries_stay_where_their_codes_take_longer(products, monkeypatch, without, with_codes):
+    monkeypatch.setattr(fp8, "predicted_us", lambda call, gpu: (without, with_codes))
+    with FakeTensorMode():
+        assert fp8.with_codes_of_queries(chunk()) is None
+        why = fp8.why_no_codes_of_queries(chunk(), hopper=True)
+    assert why == (
+        f"take {with_codes:.0f} µs here by prediction, and the queries as they are {without:.0f}"
+    )
+
+
 def test_queries_stay_without_a_kernel(ways, monkeypatch):
     monkeypatch.setattr(fp8, "is_hopper", lambda device: False)
     with FakeTensorMode():
@@ -420,8 +432,9 @@ def chunk_of(device) -> tuple[dict, dict]:
     }
 
 
-def test_a_chunk_against_pages(device):
+def test_a_chunk_against_pages(device, monkeypatch):
     """As near as rounding q, k, v and probabilities lets it be; and its rounding is seen."""
+    monkeypatch.setattr(fp8, "predicted_us", lambda call, gpu: (2.0, 1.0))
     call, descales = chunk_of(device)
     plain = flash_attn_varlen_func(**call, **descales).float()
     fast = flash_attn_varlen_func(**call, **descales, fp8_products=True).float()
@@ -429,6 +442,9 @@ def test_a_chunk_against_pages(device):
     rounds = fp8._on_gpu(call["q"]) and fp8.has_kernel and fp8.is_hopper(call["q"].device)
     assert error < 0.06
     assert (error > 1e-3) == rounds
+    monkeypatch.setattr(fp8, "predicted_us", lambda call, gpu: (1.0, 2.0))
+    slow = flash_attn_varlen_func(**call, **descales, fp8_products=True).float()
+    assert_bitwise("out", slow, plain)
 
 
 def test_no_gpu_is_no_hopper(monkeypatch):

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #include "api/direct.h"
@@ -217,6 +218,29 @@ PyObject* explain_forward(PyObject*, PyObject* args) {
                                     .plan = forward_json(problem, machine, kernel)});
 }
 
+// Queries as they are, and as codes.
+PyObject* chunk_us(PyObject*, PyObject* args) {
+  Described call;
+  if (!call.read(args)) {
+    return nullptr;
+  }
+  plan::Machine const machine = machine_of(call.device);
+  auto const predicted = [&](char const* dtype, bool of_q) {
+    call.dtype = dtype;
+    call.params.codes.of_q = of_q;
+    Variant const* const row = find(call.request(Direction::Paged, call.full_scores != 0));
+    if (!row) {
+      return std::numeric_limits<double>::infinity();
+    }
+    plan::Problem const problem = problem_of(call.params, call.num_splits, /*cached=*/false);
+    plan::Kernel const kernel = kernel_of_forward(*row, call.device);
+    return plan::plan_forward(problem, machine, kernel).us +
+           (of_q ? plan::query_codes_us(problem, machine) : 0);
+  };
+  double const as_they_are = predicted(call.dtype, false);
+  return Py_BuildValue("dd", as_they_are, predicted("e4m3", true));
+}
+
 PyObject* explain_decode(PyObject*, PyObject* args) {
   Described call;
   if (!call.read(args)) {
@@ -337,6 +361,11 @@ PyMethodDef methods[] = {
      "most splits of a sequence, or the CTAs that are wanted in a cluster; None if the forward "
      "kernel serves the call. few_queries in the result: if not 0, the decode kernel serves "
      "sequences of no more queries, and the forward kernel the others."},
+    {"chunk_us", chunk_us, METH_VARARGS,
+     "Takes explain_forward's arguments, of queries of 16 bits against pages of codes -> predicted "
+     "microseconds of the forward kernel with the queries as they are, and with codes of them, "
+     "which "
+     "a pass makes first; infinite where no kernel serves it."},
     {"force_choice", force_choice, METH_VARARGS,
      "(index, decode): for measurements, forces one of each call's choices. index: of a forward's "
      "or a backward's; decode: of the decode kernel's, or -2 for the forward kernel in its place. "

@@ -183,6 +183,13 @@ std::vector<ForwardPlan> forward_choices(Problem const& p, Machine const& m, Ker
   return predicted<ForwardCost>(candidates(p, m, k), fills_of(own), m, k);
 }
 
+double query_codes_us(Problem const& p, Machine const& m) {
+  // Its launches look for the largest number, choose descales, and read all numbers once more.
+  constexpr int kLaunches = 3;
+  constexpr double kBytes = 2 * kElement + 1;
+  return kLaunches * m.launch + kBytes * p.total_q * p.heads_q * p.head_dim / m.memory;
+}
+
 ForwardPlan plan_forward(Problem const& p, Machine const& m, Kernel const& k) {
   std::vector<ForwardPlan> choices = forward_choices(p, m, k);
   if (p.batch_invariant && !p.varlen_q && p.batch > 1) {

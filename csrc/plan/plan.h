@@ -69,6 +69,9 @@ std::vector<ForwardPlan> forward_choices(Problem const& p, Machine const& m, Ker
 double predicted_us(Problem const& p, Machine const& m, Kernel const& k,
                     ForwardChoice const& choice);
 
+// The time of the pass that makes codes of queries.
+double query_codes_us(Problem const& p, Machine const& m);
+
 ForwardPlan plan_forward(Problem const& p, Machine const& m, Kernel const& k);
 
 // The number of slices where no number is wanted: max_pieces alone limits them.

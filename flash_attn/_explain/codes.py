@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from flash_attn import _gpus as gpus
 from flash_attn.api import checks_fp8
 from flash_attn.api.checks_fp8 import OfCodes
 from flash_attn.call import (
     FP8,
     CodedForward,
+    Contents,
     Descales,
     Forward,
     Keys,
@@ -21,19 +22,6 @@ from flash_attn.call import (
     Scoring,
 )
 from flash_attn.dispatch import fp8
-
-from . import gpus
-
-
-class Contents(IntEnum):
-    """What keys are, as csrc/api/module.cpp counts it."""
-
-    NUMBERS = 0  # of the queries' dtype
-    CODES = 1  # of 8 bits, beside queries of 16
-    CODES_OF_ROWS = 2  # with descales of rows
-    LATENT = 3  # rows of a latent cache, beside a qv
-    PRODUCTS = 4  # codes that are multiplied with those of queries as they are
-
 
 _SCORING = Scoring(0.0, 1.0, False, -1, -1, 0.0, None, None)  # does not decide
 
@@ -79,7 +67,7 @@ def way_beside_pages(
         batch_invariant=batch_invariant, descales=descales,
         return_max_logits=options.return_max_logits is not False,
     )  # fmt: skip
-    why = fp8.why_no_codes_of_queries(call, _is_hopper(q, gpu))
+    why = fp8.why_no_codes_of_queries(call, _is_hopper(q, gpu), gpu)
     if why:
         return Way(q.dtype, q.dtype, contents, why)
     return Way(q.dtype, FP8, Contents.PRODUCTS, "")

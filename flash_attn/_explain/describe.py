@@ -8,15 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flash_attn import _gpus as gpus
 from flash_attn import backend
 from flash_attn.api import checks, checks_fp8, checks_latent
-from flash_attn.call import FP8, Descale, Keys, Lengths, MaxLogits, Options, Window
+from flash_attn.call import FP8, Contents, Descale, Keys, Lengths, MaxLogits, Options, Window
 
-from . import codes, gpus
+from . import codes
 from .cpu import on_cpu
 from .explanation import Explanation
 from .gpu import on_gpu
-from .problem import Contents, Problem
+from .problem import Problem
 
 
 def explain(

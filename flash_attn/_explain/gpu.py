@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
+from flash_attn import _gpus as gpus
 from flash_attn import backend
-from flash_attn.call import FP8
+from flash_attn.call import FP8, UNCOUNTED
 
-from . import gpus
 from .cpu import whole_matrix
 from .explanation import Explanation
-from .problem import UNCOUNTED, Problem
+from .problem import Problem
 
 _DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", FP8: "e4m3"}
 

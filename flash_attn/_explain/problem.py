@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .codes import Contents, Way
-from .explanation import Explanation
+from flash_attn.call import UNCOUNTED, Contents
 
-UNCOUNTED = 2**30  # what kernels count to, and the width of a window that is none
+from .codes import Way
+from .explanation import Explanation
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flash_attn import backend
+from flash_attn import _gpus, backend
 from flash_attn.api.checks import MAX_HEAD_DIM_OF_CODES
-from flash_attn.call import FP8, AllDescales, CodedForward, Forward, Scoring, named
+from flash_attn.call import (
+    FP8,
+    UNCOUNTED,
+    AllDescales,
+    CodedForward,
+    Contents,
+    Forward,
+    Scoring,
+    named,
+)
 from flash_attn.dispatch import autograd, content_checks, direct, encode, ops, run
 from flash_attn.dispatch.define import defined
 
@@ -117,8 +126,9 @@ def with_codes_of_queries(call: Forward) -> CodedForward | None:
     )
 
 
-def why_no_codes_of_queries(call: Forward, hopper: bool) -> str:
-    """Why queries of 16 bits against pages of codes are not rounded; empty: they are."""
+def why_no_codes_of_queries(call: Forward, hopper: bool, gpu: str | None = None) -> str:
+    """Why queries of 16 bits against pages of codes are not rounded; empty: they are. gpu: a name
+    that ``explain`` knows, in the place of the tensors' GPU."""
     if any(
         x is not None and x.dim() == 3 for x in (call.descales.k_descale, call.descales.v_descale)
     ):
@@ -131,7 +141,43 @@ def why_no_codes_of_queries(call: Forward, hopper: bool) -> str:
         return "have no gradient"
     if not encode.kernel_takes(call.q):
         return f"take queries of 16 bits whose rows begin at multiples of {_BYTES} bytes"
-    return why_no_products(_coded(call), hopper)
+    return why_no_products(_coded(call), hopper) or _why_slower(call, gpu)
+
+
+def _why_slower(call: Forward, gpu: str | None) -> str:
+    """Whether products of codes, and the pass before them, are predicted to take longer."""
+    if torch.compiler.is_compiling() or run.traced():  # which know of no numbers
+        return ""
+    without, with_codes = predicted_us(call, gpu)
+    if with_codes < without:
+        return ""
+    return f"take {with_codes:.0f} µs here by prediction, and the queries as they are {without:.0f}"
+
+
+def predicted_us(call: Forward, gpu: str | None) -> tuple[float, float]:
+    """Of a forward against pages of codes: with its queries as they are, and with codes of them."""
+    scoring, lengths, pages = call.scoring, call.lengths, call.k
+    full = scoring.softcap != 0 or scoring.alibi_slopes is not None or scoring.softmax_scale <= 0
+    left, right = (
+        x if 0 <= x < UNCOUNTED else -1
+        for x in (scoring.window_size_left, scoring.window_size_right)
+    )
+    name = "bf16" if call.q.dtype is torch.bfloat16 else "fp16"
+    sm, sms, *memory = _of_device(call.q.device) if gpu is None else _gpus.GPUS[gpu]
+    total_q, heads, head_dim = call.q.shape
+    capacity = call.keys.block_table.shape[1] * pages.shape[1]
+    longest_q, capacity, splits, margin = (
+        min(n, UNCOUNTED) for n in (lengths.max_seqlen_q, capacity, call.num_splits, call.sm_margin)
+    )
+    return backend.library.chunk_us(
+        sm, name, head_dim, call.v.shape[-1], full, backend.library.sms_left(sms, margin), *memory,
+        lengths.batch, longest_q, capacity, total_q, -1, heads, pages.shape[-2],
+        left, 0 if scoring.causal else right, splits, pages.shape[1],
+        False, False, False, True, False, 0, Contents.CODES,
+    )  # fmt: skip
+
+
+_of_device = functools.cache(_gpus.of_device)
 
 
 def _has_gradient(*inputs: Tensor | None) -> bool:

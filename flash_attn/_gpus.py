@@ -36,10 +36,12 @@ def check(name: str | None) -> None:
 
 def numbers_of(x: Tensor, name: str | None) -> Gpu:
     """The numbers of the named GPU, or of x's."""
-    if name is not None:
-        return GPUS[name]
-    major, minor = torch.cuda.get_device_capability(x.device)
-    properties = torch.cuda.get_device_properties(x.device)
+    return GPUS[name] if name is not None else of_device(x.device)
+
+
+def of_device(device: torch.device) -> Gpu:
+    major, minor = torch.cuda.get_device_capability(device)
+    properties = torch.cuda.get_device_properties(device)
     # kHz, of two transfers each, and bits; torch has them since 2.8.
     clock = getattr(properties, "memory_clock_rate", 0)
     rate = clock * 2 * getattr(properties, "memory_bus_width", 0) // 8000
