@@ -60,7 +60,7 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 class Options(NamedTuple):
     """What is asked beside tensors of tokens, unchecked, in the order of the public functions.
 
-    These give it by position, which takes a microsecond less than by keyword."""
+    Those that spell all of it out give it by position, a microsecond less than by keyword."""
 
     dropout_p: float = 0.0
     softmax_scale: float | None = None

@@ -10,7 +10,7 @@
 namespace flash {
 
 // The code nearest to |x|, of two the even one, or the largest; not of a NaN. It is the result's
-// lowest byte. Arithmetic makes it, because machine code that all GPUs share has no instruction.
+// lowest byte. Arithmetic makes it, because machine code that all GPUs share has none for it.
 __device__ inline uint32_t code_of_size(float x) {
   constexpr uint32_t kExponent = 0x7f800000, kLeast = 121u << 23;  // below 2^-6 codes are as dense
   float const size = fminf(fabsf(x), 448.f);

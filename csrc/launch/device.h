@@ -34,6 +34,7 @@ inline plan::Kernel kernel_of(Variant const& v, int resident) {
           .resident = resident,
           .second_block_n = v.second_block_n,
           .codes = v.cached_bits == 8,
+          .cluster = v.cluster,
           .query_codes = std::string_view(v.dtype) == "e4m3"};
 }
 

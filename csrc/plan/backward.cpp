@@ -1,5 +1,4 @@
 #include "params/bwd_params.h"
-#include "params/head_dims.h"
 #include "plan/cost.h"
 
 namespace flash::plan {
@@ -232,7 +231,7 @@ bool computes_delta(Problem const& p, int head_dim) {
 int heads_computed_before(Problem const& p, Kernel const& k, int side_by_side) {
   // Row blocks whose D the delta warp computes while the other warps do a step: fitted to the best
   // numbers of heads computed before, at 512 and 1k keys on an H200.
-  double const in_step = is_wide(k.head_dim, k.head_dim_v) ? 0.4 : k.head_dim == 96 ? 0.3 : 0.17;
+  double const in_step = k.cluster > 1 ? 0.4 : k.head_dim == 96 ? 0.3 : 0.17;
   int const heads = p.heads_q * p.batch;
   auto const before = static_cast<int>((1 - in_step * blocks_that_see(p, k.block_n)) * heads);
   return std::clamp(before, std::min(side_by_side, heads), heads);

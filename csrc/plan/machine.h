@@ -63,6 +63,7 @@ struct Kernel {
   bool clusters = false;      // of decoding: clusters of CTAs may share tiles
   bool codes = false;         // K and V are codes of 8 bits
   bool merges_after = false;  // of decoding: pieces are merged by a launch, or sent in a cluster
+  int cluster = 1;            // CTAs that share a tile
   bool query_codes = false;   // of a forward: Q too; such rows have neither pack-GQA nor KV splits
 
   int block_n_of(ForwardTile tile) const {

@@ -42,7 +42,17 @@ struct OperandOffsets {
         return false;
       }
     }
-    return kSteps == kRun * kRuns;
+    return kSteps == kRun * kRuns && kDepth == kSteps * kOfStep;
+  }
+
+  // Whether so many parts of the width are equally far apart.
+  static constexpr bool are_equal(int part, int count) {
+    for (int i = 0; i < count; ++i) {
+      if (at(i * part, 0) != i * at(count > 1 ? part : 0, 0)) {
+        return false;
+      }
+    }
+    return true;
   }
 };
 
@@ -50,8 +60,9 @@ struct OperandOffsets {
 template <GMMA::Major kMajor, int kWidth, class Engine, class Layout>
 __device__ __forceinline__ GmmaDescriptor first_descriptor(Tensor<Engine, Layout> const& tensor) {
   using At = OperandOffsets<typename Engine::value_type, Layout>;
-  constexpr int kSwizzle = get_swizzle_t<Engine>::num_bits;  // of 32, 64 or 128 bytes
-  static_assert(kSwizzle >= 1 && kSwizzle <= 3);
+  using Swizzle = get_swizzle_t<Engine>;
+  constexpr int kSwizzle = Swizzle::num_bits;  // of 32, 64 or 128 bytes
+  static_assert(kSwizzle >= 1 && kSwizzle <= 3 && Swizzle::num_base == 4 && Swizzle::num_shft == 3);
   constexpr GMMA::LayoutType kTypes[] = {GMMA::LayoutType::B32, GMMA::LayoutType::B64,
                                          GMMA::LayoutType::B128};
   constexpr int kEight = 8, kPattern = (16 << kSwizzle) / sizeof(typename Engine::value_type);
@@ -61,10 +72,15 @@ __device__ __forceinline__ GmmaDescriptor first_descriptor(Tensor<Engine, Layout
   descriptor.bitfield.start_address_ = static_cast<uint16_t>(address >> 4);
   descriptor.bitfield.base_offset_ = 0;
   if constexpr (kMajor == GMMA::Major::MN) {
+    // Several patterns side by side, or a part of one.
     constexpr int kNext = kWidth > kPattern ? At::at(kPattern, 0) : 0;
+    static_assert(kNext == 0 ||
+                  (kWidth % kPattern == 0 && At::are_equal(kPattern, kWidth / kPattern)));
+    static_assert(At::kWidth == kWidth || kWidth % kPattern == 0);
     descriptor.bitfield.stride_byte_offset_ = At::at(0, kEight);
     descriptor.bitfield.leading_byte_offset_ = kNext;
   } else {
+    static_assert(kWidth % kEight == 0 && At::are_equal(kEight, kWidth / kEight));
     descriptor.bitfield.stride_byte_offset_ = kWidth > kEight ? At::at(kEight, 0) : 0;
     descriptor.bitfield.leading_byte_offset_ = 1;
   }
@@ -77,6 +93,7 @@ __device__ __forceinline__ auto operand(Tensor<Engine, Layout> const& tensor) {
   using At = OperandOffsets<typename Engine::value_type, Layout>;
   static_assert(At::has_equal_runs() && At::kWidth % kWidth == 0);
   constexpr int kWidths = At::kWidth / kWidth, kNext = kWidths > 1 ? At::at(kWidth, 0) : 0;
+  static_assert(At::are_equal(kWidth, kWidths));
   using Steps = Shape<Int<At::kRun>, Int<At::kRuns>>;
   using Apart = Stride<Int<At::kStepOffset>, Int<At::kRunOffset>>;
   GMMA::DescriptorIterator const first{first_descriptor<kMajor, kWidth>(tensor)};

@@ -112,7 +112,7 @@ def _common_flags() -> list[str]:
 
 
 def _kernel_flags(hopper: bool) -> list[str]:
-    # Every width of wgmma: csrc/sm90 asks for them, too, but behind instructions.h, too late.
+    # sm90/tensor_core.h wants to be first; before it instructions.h reads other headers of CuTe.
     widths = ["-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED="] if hopper else []
     return [
         *widths,

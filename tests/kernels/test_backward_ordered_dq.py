@@ -29,7 +29,7 @@ def test_masks_and_lengths(kernels, row, deterministic, shape):
     check(kernels, row, sized(row, **shape), ordered_dq=True, deterministic=deterministic)
 
 
-# Rows whose kernels find D by the way, where each query sees a key.
+# Rows whose kernels compute D by the way, where each query sees a key.
 COMPUTING = [row for row in PLAIN if row.head_dim <= 192]
 COMPUTED = [
     dict(sq=1, sk=300),

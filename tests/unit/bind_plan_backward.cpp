@@ -48,6 +48,7 @@ struct Asked {
     take(d, "resident", k.resident);
     take(d, "sm", k.sm);
     take(d, "plain", k.plain);
+    take(d, "cluster", k.cluster);
     p.head_dim = k.head_dim;
     p.head_dim_v = k.head_dim_v;
     take(d, "sm_count", machine.sm_count);
@@ -79,5 +80,13 @@ void bind_plan_backward(py::module_& m) {
       choices.append(py::make_tuple(tuple_of(choice), us));
     }
     return choices;
+  });
+  m.def("heads_computed_before", [](py::dict const& call, int side_by_side) {
+    Asked const asked(call, "H200");
+    return heads_computed_before(asked.problem, asked.kernel, side_by_side);
+  });
+  m.def("computes_delta", [](py::dict const& call) {
+    Asked const asked(call, "H200");
+    return computes_delta(asked.problem, asked.kernel.head_dim);
   });
 }

@@ -192,3 +192,28 @@ def test_time_grows_with_what_there_is_to_do(core):
     assert us(left=511) < 0.5 * us()
     assert us(memory=1e6) > us()
     assert us(deterministic=True) >= us()
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "cluster", "seqlen", "causal", "heads"),
+    [
+        (64, 1, 512, False, 40),  # of 128: the delta warp computes 0.17 row blocks in a step
+        (96, 1, 512, True, 32),  # 0.3
+        (192, 2, 512, False, 8),  # 0.4 in pairs: no more than run together
+        (192, 2, 1024, True, 8),
+        (192, 2, 256, True, 51),
+        (128, 1, 8192, True, 8),
+    ],
+)
+def test_heads_whose_d_is_computed_first(core, head_dim, cluster, seqlen, causal, heads):
+    call = kernel(head_dim) | dense(4, seqlen, 32, 32, causal) | dict(cluster=cluster)
+    assert core.heads_computed_before(call, 8) == heads
+
+
+def test_the_main_kernel_computes_d_where_all_rows_see_keys(core):
+    assert core.computes_delta(kernel(192) | dense(2, 512, 8, 8))
+    assert not core.computes_delta(kernel(256) | dense(2, 512, 8, 8))
+    more_rows = dense(2, 512, 8, 8) | dict(seqlen_k=511)
+    assert not core.computes_delta(kernel(128) | more_rows)
+    assert core.computes_delta(kernel(128) | more_rows | dict(right=-1))
+    assert core.computes_delta(kernel(128) | dense(2, 511, 8, 8) | dict(seqlen_k=512))
