@@ -123,6 +123,14 @@ def test_explained(monkeypatch):
     assert rest.microseconds > 1.8 * whole.microseconds
 
 
+@pytest.mark.parametrize(
+    ("sms", "margin", "left"),
+    [(132, 0, 132), (132, 20, 112), (132, 131, 2), (8, 2**30, 2), (1, 5, 1)],
+)
+def test_some_sms_are_always_taken(sms, margin, left):
+    assert library.module().sms_left(sms, margin) == left
+
+
 @pytest.mark.parametrize("device", [GPU])
 def test_grids(device, tmp_path):
     """What a profiler sees of a Hopper GPU's launches."""
