@@ -56,7 +56,8 @@ CONTENTS: dict[str, dict[str, str]] = {
             sm90_forward_page_loads
             sm90_forward_small_pages sm90_forward_large_pages sm90_forward_kv_split
             sm90_forward_codes sm90_fp8_forward
-            sm90_forward_score_mods sm90_operands sm90_backward_rates sm90_backward_design sm90_backward_step
+            sm90_forward_score_mods sm90_operands
+            sm90_backward_rates sm90_backward_design sm90_backward_step
             sm90_backward_counters sm90_backward_log sm90_backward_no_last_pass
             sm90_backward_head_strips sm90_backward_gqa_split sm90_backward_kv_persistent
             sm90_backward_ordered_dq sm90_backward_ordered_dq_strips sm90_backward_tile_stream
