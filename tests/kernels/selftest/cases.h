@@ -1,8 +1,9 @@
 // Small kernels for the emulated instructions, which Python runs by name.
 #pragma once
 
+#include "sm90/tensor_core.h"  // before other headers of CuTe
+
 #include <cutlass/arch/barrier.h>
-#include <cute/tensor.hpp>
 
 #include <map>
 #include <string>
