@@ -87,7 +87,7 @@ def _compiles_and_says(header, model: Model, folder) -> None:
         void show(double x) {{ std::printf("%.9g\\n", x); }}
         void show_all(auto const& rows, int kernels) {{
           for (auto& r : rows)
-            for (int i = 0; i < kernels; ++i) show(r.kernels[i].begin), show(r.kernels[i].step);
+            for (int i = 0; i < kernels; ++i) show(r.kernels[i].fixed), show(r.kernels[i].step);
         }}
         int main() {{
           {prints}

@@ -14,7 +14,7 @@ from compare import assert_bitwise
 from . import calls, test_decode_kernels, test_packed_decode
 from .test_backward_kernels import check, exact, id_of, sized
 from .test_backward_kv_persistent import NAMES, PLAIN
-from .test_backward_ordered_dq import FINDING, FOUND, SHORT
+from .test_backward_ordered_dq import COMPUTED, COMPUTING, SHORT
 from .test_hopper_forward import SAMPLES
 
 SEEDS = range(3)
@@ -59,8 +59,8 @@ def test_backward(kernels, row, deterministic, way, seeds, blocks, shape):
         check(SideBySide(kernels, blocks, seed), row, case, deterministic=deterministic, **way)
 
 
-@pytest.mark.parametrize("row", FINDING, ids=id_of)
-@pytest.mark.parametrize("shape", FOUND, ids=str)
+@pytest.mark.parametrize("row", COMPUTING, ids=id_of)
+@pytest.mark.parametrize("shape", COMPUTED, ids=str)
 @pytest.mark.parametrize("l2_bytes", [1 << 16, 50 << 20])
 def test_ordered_dq_with_delta_warps(kernels, row, shape, l2_bytes):
     """Rows wait for D that another CTA computes. With a small L2 little of it is there before."""
