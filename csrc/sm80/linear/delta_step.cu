@@ -16,10 +16,9 @@ struct DeltaStep {
 
   template <class Way>
   static void launch(DeltaStepParams const& p, StepGrid const& grid, LaunchContext const& launch) {
-    int const groups = grid.tiles_of_cta << grid.groups_log2;
-    int const bytes = groups * DeltaParts::size(grid.columns()) * static_cast<int>(sizeof(float));
-    launch_kernel<delta_step_kernel<Way>>(launch, {grid.ctas(), groups * Way::kGroupThreads, bytes},
-                                          p, grid);
+    int const threads = (grid.tiles_of_cta << grid.groups_log2) * Way::kGroupThreads;
+    int const bytes = DeltaSmem<Way>::bytes(grid, threads);
+    launch_kernel<delta_step_kernel<Way>>(launch, {grid.ctas(), threads, bytes}, p, grid);
   }
 };
 

@@ -1,9 +1,11 @@
 // One token of each sequence through the gated delta rule: S = e^g S + k uᵀ in place, with
 // u = beta (v − e^g Sᵀk), and o = scale Sᵀ q. Nothing of S changes before all of Sᵀk is known, so a
-// thread keeps its numbers of S in registers until then. o takes Sᵀq of the state before the token,
+// thread keeps its numbers of S in shared memory until then: with few registers a thread, many CTAs
+// are resident and have their reads under way. o takes Sᵀq of the state before the token,
 // o = scale (e^g Sᵀq + (q·k) u): both sums are made in one pass and meet in shared memory once.
 #pragma once
 
+#include "core/copy_async.h"
 #include "linear/delta_step.h"
 #include "sm80/linear/step.h"
 
@@ -13,6 +15,7 @@ using flash::linear::DeltaStepParams;
 using flash::linear::StepGate;
 
 // Which numbers of a tile a lane has: `row(i)` of K and `column(j)` of the tile, in kLoads runs.
+// Number x of run n has the row i = row_of(n, x) and the column j = column_of(n, x).
 // States whose columns of V are neighbours: a run lies along V, and runs are some rows apart. A row
 // has kLanes lanes, and a group kRowLanes neighbouring rows, as many whatever kLanes is: it changes
 // no sum.
@@ -39,7 +42,8 @@ struct DeltaAlongV {
   // The row of a run, and its first column.
   __device__ int run_row(int n) const { return row(n); }
   __device__ int run_column(int) const { return first_column; }
-  __device__ static float& number(StateRun<kRun> (&s)[kLoads], int i, int j) { return s[i].x[j]; }
+  __device__ static constexpr int row_of(int n, int) { return n; }
+  __device__ static constexpr int column_of(int, int x) { return x; }
 
   // The sum over the lanes that have other rows of the same columns, in all of them.
   __device__ float sum_of_lanes(float x) const {
@@ -77,7 +81,8 @@ struct DeltaAlongK {
   __device__ int column(int j) const { return first_column + j * column_step; }
   __device__ int run_row(int) const { return first_row; }
   __device__ int run_column(int n) const { return column(n); }
-  __device__ static float& number(StateRun<kRun> (&s)[kLoads], int i, int j) { return s[j].x[i]; }
+  __device__ static constexpr int row_of(int, int x) { return x; }
+  __device__ static constexpr int column_of(int n, int) { return n; }
 
   __device__ float sum_of_lanes(float x) const {
 #pragma unroll 1
@@ -107,6 +112,12 @@ struct DeltaParts {
   __device__ float* products() const { return begin + 2 * columns; }
 };
 
+// What u and o of a column take beside the sums.
+struct DeltaColumn {
+  int slot;  // -1: the column does not exist, or its row has no state
+  float value, decay, beta;
+};
+
 // A number a head: a log decay, or beta.
 template <class Element>
 __device__ float of_head(StepGate const& x, StateTile const& tile) {
@@ -116,20 +127,46 @@ __device__ float of_head(StepGate const& x, StateTile const& tile) {
 }
 
 template <class Element>
-__device__ float decay_of(StepParams const& p, StateTile const& tile) {
-  return p.gate.ptr ? expf(of_head<Element>(p.gate, tile)) : 1.f;
+__device__ DeltaColumn delta_column(DeltaStepParams const& p, StepGrid const& grid,
+                                    StateTile const& tile, int column) {
+  StepParams const& step = p.step;
+  if (!tile.exists || tile.v_begin + column >= step.v_dim) {
+    return {-1};
+  }
+  StepInputs<Element> const in(step, grid, tile);
+  float const value = static_cast<float>(in.v[column]);
+  float const log = step.gate.ptr ? of_head<Element>(step.gate, tile) : 0.f;
+  float const beta = p.beta.ptr ? of_head<Element>(p.beta, tile) : 1.f;
+  return {slot_of(step, tile), value, expf(log),
+          p.of_sigmoid == 0.f ? beta : p.of_sigmoid / (1.f + expf(-beta))};
 }
 
-template <class Element>
-__device__ float beta_of(DeltaStepParams const& p, StateTile const& tile) {
-  float const beta = p.beta.ptr ? of_head<Element>(p.beta, tile) : 1.f;
-  return p.of_sigmoid == 0.f ? beta : p.of_sigmoid / (1.f + expf(-beta));
-}
+// A CTA's shared memory.
+template <class Way>
+struct DeltaSmem {
+  using Run = StateRun<Way::kRun>;
+
+  Run* runs;             // [kLoads, threads]
+  DeltaColumn* columns;  // [tiles, columns]
+  float* parts;          // [tiles, groups, DeltaParts]
+
+  static int bytes(StepGrid const& grid, int threads) {
+    int const groups = grid.tiles_of_cta << grid.groups_log2;
+    return threads * Way::kLoads * static_cast<int>(sizeof(Run)) +
+           (grid.tiles_of_cta << grid.columns_log2) * static_cast<int>(sizeof(DeltaColumn)) +
+           groups * DeltaParts::size(grid.columns()) * static_cast<int>(sizeof(float));
+  }
+  __device__ explicit DeltaSmem(StepGrid const& grid)
+      : runs(reinterpret_cast<Run*>(dynamic_smem())),
+        columns(reinterpret_cast<DeltaColumn*>(runs + blockDim.x * Way::kLoads)),
+        parts(reinterpret_cast<float*>(columns + (grid.tiles_of_cta << grid.columns_log2))) {}
+};
 
 // A lane's numbers of a state, and of k.
 template <class Way>
 struct DeltaLane {
   using Element = typename Way::Element;
+  using Run = StateRun<Way::kRun>;
   static constexpr int kRows = Way::kRows, kColumns = Way::kColumns;
 
   StepParams const& p;
@@ -137,51 +174,72 @@ struct DeltaLane {
   Way const way;
   int const columns;   // of the tile that exist
   float* const state;  // of the slot and head, at the tile's first column
-  StateRun<Way::kRun> s[Way::kLoads] = {};
+  Run* const runs;     // [kLoads] in shared memory, blockDim.x apart
   Element key[kRows];
 
   __device__ DeltaLane(StepParams const& p, StepGrid const& grid, StateTile const& tile, int group,
-                       int slot)
+                       int slot, Run* runs)
       : p(p),
         tile(tile),
         way(grid, group),
         columns(slot < 0 ? 0 : p.v_dim - tile.v_begin),
         state(p.state.ptr +
-              settled(slot < 0 ? 0 : p.state.offset(slot, tile.head, 0, tile.v_begin))) {}
+              settled(slot < 0 ? 0 : p.state.offset(slot, tile.head, 0, tile.v_begin))),
+        runs(runs) {}
 
   __device__ bool exists(int n) const {
     return way.run_row(n) < p.k_dim && way.run_column(n) < columns;
   }
-  __device__ StateRun<Way::kRun>* run(int n) const {
-    return reinterpret_cast<StateRun<Way::kRun>*>(state + way.run_row(n) * p.state.k_stride +
-                                                  way.run_column(n) * p.state.v_stride);
+  __device__ Run* run(int n) const {
+    return reinterpret_cast<Run*>(state + way.run_row(n) * p.state.k_stride +
+                                  way.run_column(n) * p.state.v_stride);
+  }
+  __device__ Run& kept(int n) const { return runs[n * blockDim.x]; }
+
+  // Asks for the state. Only this thread reads what arrives, so waiting for it needs no barrier.
+  __device__ void ask() const {
+    using Word = cute::conditional_t<Way::kRun == 4, cute::uint128_t, float>;
+    using Copy = cute::conditional_t<Way::kRun == 4, cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<Word>,
+                                     cute::SM80_CP_ASYNC_CACHEALWAYS_ZFILL<Word>>;
+#pragma unroll
+    for (int n = 0; n < Way::kLoads; ++n) {
+      bool const is_there = exists(n);
+      float const* const source = is_there ? run(n)->x : p.state.ptr;
+      Copy::copy(*reinterpret_cast<Word const*>(source), reinterpret_cast<Word&>(kept(n)),
+                 is_there);
+    }
+    cute::cp_async_fence();
   }
 
   // Leaves the sums of the lane's group.
   __device__ void leave_sums(StepGrid const& grid, DeltaParts const& parts) {
+    Element query[kRows];
+    float products[3] = {};
+    StepInputs<Element> const in(p, grid, tile);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      bool const is_row = columns > 0 && way.row(i) < p.k_dim;
+      key[i] = is_row ? in.k[way.row(i)] : Element(0.f);
+      query[i] = is_row ? in.q[way.row(i)] : Element(0.f);
+    }
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      float const k = static_cast<float>(key[i]), q = static_cast<float>(query[i]);
+      products[0] += k * k;
+      products[1] += q * q;
+      products[2] += q * k;
+    }
+    float of_keys[kColumns] = {}, of_queries[kColumns] = {};
+    cute::cp_async_wait<0>();
+    compiler_fence();
 #pragma unroll
     for (int n = 0; n < Way::kLoads; ++n) {
-      if (exists(n)) {
-        s[n] = *run(n);
-      }
-    }
-    float of_keys[kColumns] = {}, of_queries[kColumns] = {}, products[3] = {};
-    if (columns > 0) {
-      StepInputs<Element> const in(p, grid, tile);
+      Run const s = kept(n);
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        bool const is_row = way.row(i) < p.k_dim;
-        key[i] = is_row ? in.k[way.row(i)] : Element(0.f);
-        float const k = static_cast<float>(key[i]);
-        float const q = is_row ? static_cast<float>(in.q[way.row(i)]) : 0.f;
-        products[0] += k * k;
-        products[1] += q * q;
-        products[2] += q * k;
-#pragma unroll
-        for (int j = 0; j < kColumns; ++j) {
-          of_keys[j] += k * Way::number(s, i, j);
-          of_queries[j] += q * Way::number(s, i, j);
-        }
+      for (int x = 0; x < Way::kRun; ++x) {
+        int const i = Way::row_of(n, x), j = Way::column_of(n, x);
+        of_keys[j] += static_cast<float>(key[i]) * s.x[x];
+        of_queries[j] += static_cast<float>(query[i]) * s.x[x];
       }
     }
 #pragma unroll
@@ -209,17 +267,15 @@ struct DeltaLane {
       value[j] = u[way.column(j)];
     }
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-#pragma unroll
-      for (int j = 0; j < kColumns; ++j) {
-        float& x = Way::number(s, i, j);
-        x = decay * x + static_cast<float>(key[i]) * value[j];
-      }
-    }
-#pragma unroll
     for (int n = 0; n < Way::kLoads; ++n) {
       if (exists(n)) {
-        *run(n) = s[n];
+        Run s = kept(n);
+#pragma unroll
+        for (int x = 0; x < Way::kRun; ++x) {
+          s.x[x] = decay * s.x[x] +
+                   static_cast<float>(key[Way::row_of(n, x)]) * value[Way::column_of(n, x)];
+        }
+        *run(n) = s;
       }
     }
   }
@@ -228,7 +284,8 @@ struct DeltaLane {
 // The groups' sums of a column of a tile, as u, which takes their place, and o.
 template <class Element>
 __device__ void set_column(DeltaStepParams const& delta, StepGrid const& grid,
-                           StateTile const& tile, DeltaParts const& parts, int column) {
+                           StateTile const& tile, DeltaParts const& parts, int column,
+                           DeltaColumn const& in) {
   constexpr float kEpsilon = 1e-6f;
   StepParams const& p = delta.step;
   float keys = 0.f, queries = 0.f, products[3] = {};
@@ -243,47 +300,49 @@ __device__ void set_column(DeltaStepParams const& delta, StepGrid const& grid,
   }
   float const of_k = delta.normalizes ? 1.f / sqrtf(products[0] + kEpsilon) : 1.f;
   float const of_q = (delta.normalizes ? 1.f / sqrtf(products[1] + kEpsilon) : 1.f) * p.scale;
-  float const decay = decay_of<Element>(p, tile);
-  StepInputs<Element> const in(p, grid, tile);
-  float const missing = static_cast<float>(in.v[column]) - decay * (keys * of_k);
-  float const u = beta_of<Element>(delta, tile) * missing * of_k;
+  float const u = in.beta * (in.value - in.decay * (keys * of_k)) * of_k;
   auto* const o = static_cast<Element*>(p.o.ptr) + p.o.offset(0, tile.row, tile.head);
-  o[tile.v_begin + column] = Element(of_q * (decay * queries + products[2] * u));
+  o[tile.v_begin + column] = Element(of_q * (in.decay * queries + products[2] * u));
   parts.keys()[column] = u;
 }
 
 template <class Way>
-__global__ void __launch_bounds__(flash::linear::kMostStepThreads, 2)
+__global__ void __launch_bounds__(flash::linear::kMostStepThreads, 3)
     delta_step_kernel(__grid_constant__ DeltaStepParams const p,
                       __grid_constant__ StepGrid const grid) {
   using Element = typename Way::Element;
   StepParams const& step = p.step;
-  auto* const smem = reinterpret_cast<float*>(dynamic_smem());  // [tiles, groups, DeltaParts]
-  DeltaParts const parts{smem, grid.columns()};
+  DeltaSmem<Way> const smem(grid);
+  DeltaParts const parts{smem.parts, grid.columns()};
   int const group = threadIdx.x / Way::kGroupThreads;  // of the CTA
   int const in_cta = group >> grid.groups_log2;
+  int const columns = grid.tiles_of_cta << grid.columns_log2;
   StateTile const tile = state_tile(grid, in_cta);
-  int const slot = slot_of(step, tile);
-  DeltaLane<Way> lane(step, grid, tile, group & (grid.groups() - 1), slot);
+  DeltaLane<Way> lane(step, grid, tile, group & (grid.groups() - 1), slot_of(step, tile),
+                      smem.runs + threadIdx.x);
+  lane.ask();
+#pragma unroll 1
+  for (int i = threadIdx.x; i < columns; i += blockDim.x) {
+    StateTile const of = state_tile(grid, i >> grid.columns_log2);
+    smem.columns[i] = delta_column<Element>(p, grid, of, i & (grid.columns() - 1));
+  }
   lane.leave_sums(grid, parts.group(group));
-  float const decay = slot < 0 ? 0.f : decay_of<Element>(step, tile);
   __syncthreads();
 #pragma unroll 1
-  for (int i = threadIdx.x; i < grid.tiles_of_cta << grid.columns_log2; i += blockDim.x) {
+  for (int i = threadIdx.x; i < columns; i += blockDim.x) {
     int const other = i >> grid.columns_log2, column = i & (grid.columns() - 1);
     StateTile const of = state_tile(grid, other);
-    if (!of.exists || of.v_begin + column >= step.v_dim) {
-      continue;
-    }
-    if (slot_of(step, of) >= 0) {
-      set_column<Element>(p, grid, of, parts.group(other << grid.groups_log2), column);
-    } else {
+    if (smem.columns[i].slot >= 0) {
+      set_column<Element>(p, grid, of, parts.group(other << grid.groups_log2), column,
+                          smem.columns[i]);
+    } else if (of.exists && of.v_begin + column < step.v_dim) {
       auto* const o = static_cast<Element*>(step.o.ptr) + step.o.offset(0, of.row, of.head);
       o[of.v_begin + column] = Element(0.f);
     }
   }
   __syncthreads();
-  lane.write(decay, parts.group(in_cta << grid.groups_log2).keys());
+  lane.write(smem.columns[in_cta << grid.columns_log2].decay,
+             parts.group(in_cta << grid.groups_log2).keys());
 }
 
 }  // namespace flash::sm80::linear
