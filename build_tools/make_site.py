@@ -71,7 +71,7 @@ CONTENTS: dict[str, dict[str, str]] = {
             sm80_backward_tiles sm80_operands sm80_backward_gqa_split sm80_backward_log
             sm80_forward_rates sm80_forward_registers sm80_forward_tiles sm80_forward_log
             counters_rejected rotary_rates linear_attention linear_attention_segments
-            linear_attention_vector""",
+            linear_attention_factors linear_attention_vector""",
     },
 }
 

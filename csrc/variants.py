@@ -387,11 +387,11 @@ VARIANTS: list[Variant] = [
     *_SM80_APPEND,
 ]
 
-# Bytes a thread that the kernels of other files may spill. K 512, and of vectors K 128: a thread
+# Bytes a thread that the kernels of other files may spill. K 512, and of vectors K 256: a thread
 # has 128 registers, and all states of a segment lie in them. Gradients of vectors, V 256: half of
 # the registers are the state; it spills once a chunk, beside 2,000 instructions.
 FILES_THAT_SPILL = {
-    "walk_bf16": 240, "walk_fp16": 240, "vector_bf16": 160, "vector_fp16": 160, "step": 8,
-    "vector_reverse_bf16": 80, "vector_reverse_fp16": 80,
+    "walk_bf16": 240, "walk_fp16": 240, "step": 8,
+    "vector_bf16": 72, "vector_fp16": 72, "vector_reverse_bf16": 16, "vector_reverse_fp16": 16,
     "vector_gradients_bf16": 360, "vector_gradients_fp16": 440,
 }  # fmt: skip

@@ -25,7 +25,8 @@ struct WorkspaceOf {
         weights(q, with_weights ? states * strips * strips * kSquareBytes : 0, ScalarType::Byte) {}
 
   linear::Workspace pointers() const {
-    return {sums.data<float>(), before.data<void>(), decays.data<float>(), weights.data<uint4>()};
+    return {sums.data<float>(), before.data<void>(), decays.data<float>(), weights.data<uint4>(),
+            nullptr};
   }
 
  private:
@@ -49,13 +50,20 @@ struct WalkWorkspaceOf {
     if (states == 0) {
       return {};
     }
-    return {sums.data<float>(), nullptr, decays.data<float>(), nullptr};
+    return {sums.data<float>(), nullptr, decays.data<float>(), nullptr, nullptr};
   }
 };
 
+// With a vector of decays, the factors of all chunks: of one walk at a time.
+Scratch vector_factors(Tensor const& q, ForwardParams const& p, linear::WalkTiling const& tiling) {
+  linear::Sequences const& s = p.sequences;
+  int64_t const slots = linear::most_slots(s.cu, s.count, s.seqlen, tiling.chunk);
+  return {q, slots * p.heads * linear::vector_factors_bytes(tiling), ScalarType::Byte};
+}
+
 // The tiling of a call with a vector of decays.
 linear::WalkTiling const& vector_tiling(Tensor const& q, Tensor const& v) {
-  int const number = linear::vector_number(columns_of_q(q, v), current_device().smem_per_block);
+  int const number = linear::vector_number(columns_of_q(q, v));
   check(number < linear::kVectorTilingCount, "no kernel for a vector of decays takes K of ",
         q.size(3));
   return linear::kVectorTilings[number];
@@ -80,7 +88,9 @@ void vector_forward(Tensor const& q, Tensor const& k, Tensor const& v, OptionalT
     return;
   }
   WalkWorkspaceOf const workspace(q, f, tiling, tiling.k_tile);
+  Scratch const factors = vector_factors(q, f, tiling);
   f.workspace = workspace.pointers();
+  f.workspace.factors = factors.data<void>();
   linear::launch_vector_forward(p, dtype_name(q, "q"),
                                 {current_device(), current_stream(q), "linear forward"});
 }
@@ -218,11 +228,13 @@ void vector_backward(linear::BackwardParams const& p, Tensor const& q,
   char const* const dtype = dtype_name(q, "q");
   VectorGradientsWorkspace const workspace(q, f, p.dg);
   WalkWorkspaceOf const before(q, f, tiling, tiling.k_tile), after(q, f, tiling, tiling.k_tile);
+  Scratch const factors = vector_factors(q, f, tiling);
   linear::VectorBackwardParams of{workspace.target(p.dq, p.dg, 0, p.fp32),
                                   workspace.target(p.dk, p.dg, 1, p.fp32)};
   bool const aligned_g = has_aligned_gates(f);
   of.dq.walk = {f, aligned_g, linear::forward_scale(f.scale)};
   of.dq.walk.forward.workspace = before.pointers();
+  of.dq.walk.forward.workspace.factors = factors.data<void>();
   of.dq.reading = p.dout;
 
   ForwardParams reverse = f;
@@ -235,6 +247,7 @@ void vector_backward(linear::BackwardParams const& p, Tensor const& q,
   reverse.final = p.dinitial;
   reverse.order = linear::Order::Reverse;
   reverse.workspace = after.pointers();
+  reverse.workspace.factors = factors.data<void>();
   of.dk.walk = {reverse, aligned_g, linear::reverse_scale(f.scale)};
   of.dk.reading = f.v;
 

@@ -49,6 +49,7 @@ struct Workspace {
   void* states;    // the same in bf16: the state before the chunk
   float* decays;   // [slots, h]: of the state, over the whole chunk
   uint4* weights;  // [slots, h, strips, strips, lanes]: A, where K is tiled
+  void* factors;   // [slots of chunks, h]: with a vector of decays, what needs no state
 };
 
 // What sums of states are made of: from a sequence's first chunk to its last, or, for the gradients

@@ -81,32 +81,34 @@ constexpr int walk_number(int k_dim, int smem_per_block) {
   return number;
 }
 
-// The same with a vector of decays. No tiling takes more than every GPU has up to K 128, and the
-// last one serves K 256 there. How a chunk is cut changes no bit: sums are those of steps of 16
-// tokens.
+// The same with a vector of decays. Each fits 99 KiB, which every GPU has. How a chunk is cut
+// changes no bit: sums are those of steps of 16 tokens.
 constexpr WalkTiling kVectorTilings[] = {
-    {16, 64, 16, 2, 1, 2, 1024, 4},  {32, 64, 16, 4, 1, 1, 1024, 4},
-    {64, 32, 16, 8, 1, 1, 1024, 2},  {128, 32, 16, 8, 1, 1, 1024, 2},
-    {256, 32, 16, 4, 2, 1, 4096, 1}, {256, 16, 16, 4, 2, 1, 4096, 1},
+    {16, 32, 16, 2, 1, 2, 1024, 4},  {32, 32, 16, 4, 1, 1, 1024, 4},
+    {64, 32, 16, 8, 1, 1, 1024, 2},  {128, 16, 16, 8, 1, 1, 1024, 2},
+    {256, 16, 16, 4, 2, 1, 2048, 2},
 };
 constexpr int kVectorTilingCount = std::size(kVectorTilings);
+constexpr int kVectorStages = 3;  // chunks that are loaded, or under way
 
-// Shared memory of a CTA of the outputs, the most of any dtype: a chunk's Q and K with gates as
-// they come, two chunks of V, Q and K times their decays in five tiles; for each 16 tokens A's
-// square and the decays of the state's rows; where warps share these, parts of rows; flags.
-constexpr int vector_smem_bytes(WalkTiling const& tiling) {
-  int const steps = tiling.chunk / 16;
-  int const tiles = tiling.chunk * (tiling.k_tile * (2 + 2 + 4 + 5 * 2) + tiling.v_tile() * 4);
-  int const of_head = tiles + steps * (512 + 4 * tiling.k_tile) + 16;
-  int const parts = tiling.warps_k > 1 ? 4 * tiling.warps_k * tiling.chunk * tiling.v_tile() : 16;
-  return tiling.heads * of_head + parts + 16;
+// Of a chunk and head, what needs no state: K times its decays, Q in two numbers; for each 16
+// tokens A's square and the decays of the state's rows.
+constexpr int vector_factors_bytes(WalkTiling const& tiling) {
+  return tiling.chunk * tiling.k_tile * 3 * 2 + tiling.chunk / 16 * (512 + 4 * tiling.k_tile);
 }
 
-constexpr int vector_number(int k_dim, int smem_per_block) {
+// Shared memory of a CTA of the outputs: of some chunks these factors and V; where warps share the
+// state's rows, parts of rows.
+constexpr int vector_smem_bytes(WalkTiling const& tiling) {
+  int const stage = vector_factors_bytes(tiling) + 2 * tiling.chunk * tiling.v_tile();
+  int const parts = tiling.warps_k > 1 ? 4 * tiling.warps_k * tiling.chunk * tiling.v_tile() : 16;
+  return kVectorStages * tiling.heads * stage + parts;
+}
+
+// The first tiling whose tile has all of K; kVectorTilingCount where there is none.
+constexpr int vector_number(int k_dim) {
   int number = 0;
-  while (number < kVectorTilingCount &&
-         (k_dim > kVectorTilings[number].k_tile ||
-          vector_smem_bytes(kVectorTilings[number]) > smem_per_block)) {
+  while (number < kVectorTilingCount && k_dim > kVectorTilings[number].k_tile) {
     ++number;
   }
   return number;

@@ -25,7 +25,8 @@ __device__ inline int offset_in_tile(int row, int run) {
 // Fills tiles (kRows, kColumns) with the rows and columns that exist, and zeros: one tile after the
 // other, of rows that follow each other. A thread has one column of runs, so that its rows are a
 // stride apart in both memories: an address for each would stay in registers from call to call.
-template <int kRows, int kColumns, int kThreads, class Element>
+// kBackwards: each tile's rows come before those of the tile before it.
+template <int kRows, int kColumns, int kThreads, class Element, bool kBackwards = false>
 class TileStream {
   static constexpr int kRuns = kColumns / kRunElements, kStep = kThreads / kRuns;
   // offset_in_tile repeats after eight rows.
@@ -46,7 +47,7 @@ class TileStream {
   // whole runs; they are then copied asynchronously.
   __device__ void load(int64_t row_stride, Element* smem, int rows, bool aligned) {
     Element const* source = source_;
-    source_ += kRows * row_stride;
+    source_ += (kBackwards ? -kRows : kRows) * row_stride;
     Element* target = smem + offset_in_tile<kColumns>(first(), threadIdx.x % kRuns);
     if (!aligned) {
       load_slowly(source, row_stride, target, rows);

@@ -18,6 +18,7 @@ struct VectorConfig : WalkShape<Element_, flash::linear::kVectorTilings[kTiling]
   using Shape = WalkShape<Element_, flash::linear::kVectorTilings[kTiling]>;
   static constexpr bool kReverse = kOrder == flash::linear::Order::Reverse;
   static_assert(Shape::kBlocks == 1);
+  static constexpr int kStages = flash::linear::kVectorStages;
   // Threads that share 16 tokens of two columns, and the tokens that each of them has.
   static constexpr int kPairs = Shape::kK / 2 * Shape::kStrips * Shape::kHeads;
   static constexpr int kShares = Shape::kThreads / kPairs, kOwn = 16 / kShares;
@@ -246,14 +247,11 @@ __device__ void step_rows(typename C::Element const* keys, int strip, float cons
   multiply<Element>(v, k, near, far);
 }
 
-// A step's V as the operand A of Vᵀ K: B of 16 columns is its transpose's, in another order.
+// A step's V as the operand A of Vᵀ K.
 template <class C>
 __device__ void read_values_across(typename C::Element const* tile_v, int strip, int column,
                                    int lane, uint32_t (&v)[4]) {
-  read_square<true, C::kV>(tile_v, strip * 16, column * C::kOfWarp, lanes_of_b_transposed(lane), v);
-  uint32_t const second = v[1];
-  v[1] = v[2];
-  v[2] = second;
+  read_square<true, C::kV>(tile_v, strip * 16, column * C::kOfWarp, lanes_of_a_transposed(lane), v);
 }
 
 }  // namespace flash::sm80::linear

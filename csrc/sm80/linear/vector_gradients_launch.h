@@ -13,7 +13,7 @@ void launch_vector_gradient(VectorGradientsParams const& p, LaunchContext const&
   ForwardParams const& f = p.walk.forward;
   LinearTiles const grid{(f.k_dim + C::kK - 1) / C::kK, (f.v_dim + C::kV - 1) / C::kV,
                          (f.heads + C::kHeads - 1) / C::kHeads, f.sequences.slots};
-  int const number = flash::linear::vector_number(f.k_dim, launch.device.smem_per_block);
+  int const number = flash::linear::vector_number(f.k_dim);
   auto const& summed = flash::linear::kVectorTilings[number];
   SegmentStates const segments{summed.k_tile, summed.v_tile(), summed.k_tile / summed.warps_k,
                                (f.v_dim + summed.v_tile() - 1) / summed.v_tile()};

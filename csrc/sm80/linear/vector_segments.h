@@ -2,67 +2,26 @@
 #pragma once
 
 #include "sm80/linear/segments.h"
-#include "sm80/linear/vector_gates.h"
+#include "sm80/linear/vector_factors.h"
 
 namespace flash::sm80::linear {
 
-template <class C>
-struct VectorSumsStorage {
-  using Element = typename C::Element;
-  alignas(16) Element k[C::kHeads][C::kChunk * C::kK];
-  alignas(16) GateTile<C> g[C::kHeads];
-  alignas(16) Element v[2][C::kHeads][C::kChunk * C::kV];
-  alignas(16) Element keys[C::kHeads][C::kChunk * C::kK];  // times their decays to the step's end
-  alignas(16) float factors[C::kHeads][C::kStrips][C::kK];
-};
-
-// K times its decays, and the state's factors.
-template <class C>
-__device__ void prepare_keys(VectorSumsStorage<C>& smem, VectorParams const& p, int heads) {
-  using Element = typename C::Element;
-  Own<C> const own;
-  if (own.head >= heads) {
-    return;
-  }
-  StepSums<C> const sums(smem.g[own.head], p.forward.gate.fp32, own);
-  set_factors(sums, own, smem.factors[own.head][own.strip]);
-#pragma unroll
-  for (int t = 0; t < C::kOwn; ++t) {
-    int const at = own.at(t);
-    auto const k = *reinterpret_cast<uint32_t const*>(&smem.k[own.head][at]);
-    float2 left = sums.entering(t);
-    if constexpr (C::kReverse) {
-      left = {left.x * p.scale.enters, left.y * p.scale.enters};
-    }
-    *reinterpret_cast<uint32_t*>(&smem.keys[own.head][at]) = decayed<Element>(k, left);
-  }
-}
-
-// As segment_sums_kernel.
+// As segment_sums_kernel, from the chunks' factors.
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kResident)
     vector_sums_kernel(__grid_constant__ VectorParams const vector,
                        __grid_constant__ LinearTiles const grid) {
-  auto& smem = *reinterpret_cast<VectorSumsStorage<C>*>(dynamic_smem());
+  using Stream = VectorStream<C, VectorKeys<C>>;
   let_next_launch_start();
+  wait_for_launch_before();
   ForwardParams const& p = vector.forward;
   Tile const tile = tile_of(grid, blockIdx.x, C::kK, C::kV, C::kHeads);
   Walk<C> const walk{p, tile, flash::linear::chunk_of(p.sequences, tile.slot)};
   if (!walk.segment.exists() || walk.ends()) {
     return;
   }
-  int const chunks = walk.chunks();
-  auto const load = [&](int number) {
-    if (number < chunks) {
-      auto const tokens = walk.chunk_in_order(number);
-      load_heads<C, C::kK>(walk, tokens, p.k, p.group, 0, p.k_dim, p.aligned_k, smem.k);
-      load_gates(walk, tokens, vector, smem.g);
-      load_heads<C, C::kV>(walk, tokens, p.v, 1, tile.v_begin, p.v_dim, p.aligned_v,
-                           smem.v[number % 2]);
-    }
-    cp_async_fence();
-  };
-  load(0);
+  Stream stream(walk, reinterpret_cast<typename Stream::Stage*>(dynamic_smem()));
+  stream.begin();
   WalkState<C> state = {};
   // The factor of a row of a head's state over the segment.
   constexpr int kFactors = C::kHeads * C::kK;
@@ -71,34 +30,31 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
   bool const has_factor = threadIdx.x < kFactors && own_head < walk.heads();
   float total = 1.f;
 #pragma unroll 1
-  for (int number = 0; number < chunks; ++number) {
-    cp_async_wait<0>();
-    __syncthreads();
-    prepare_keys<C>(smem, vector, walk.heads());
-    __syncthreads();
-    load(number + 1);
+  for (int number = 0; number < stream.chunks; ++number) {
+    auto const& chunk = stream.next();
     if (has_factor) {
 #pragma unroll
       for (int strip = 0; strip < C::kStrips; ++strip) {
-        total *= smem.factors[own_head][strip][own_factor];
+        total *= chunk.factors[own_head].factors[strip][own_factor];
       }
     }
-    if (walk.exists()) {
-      int const lane = thread_index_here() % 32;
+    if (has_head(walk)) {
+      int const lane = threadIdx.x % 32;
+      auto const& factors = chunk.factors[walk.h];
 #pragma unroll
       for (int step = 0; step < C::kStrips; ++step) {
         int const strip = C::kReverse ? C::kStrips - 1 - step : step;
         uint32_t v[4];
-        read_values_across<C>(smem.v[number % 2][walk.h], strip, walk.column, lane, v);
+        read_values_across<C>(chunk.v[walk.h], strip, walk.column, lane, v);
 #pragma unroll
         for (int d = 0; d < C::kRows; d += 16) {
-          step_rows<C>(smem.keys[walk.h], strip, smem.factors[walk.h][strip], v,
-                       walk.warp_k * C::kRows, d, lane, state);
+          step_rows<C>(factors.keys, strip, factors.factors[strip], v, walk.warp_k * C::kRows, d,
+                       lane, state);
         }
       }
     }
   }
-  if (walk.exists()) {
+  if (has_head(walk)) {
     walk.write_slot(grid, walk.next_slot(), state);
   }
   if (tile.v_begin == 0 && has_factor) {

@@ -134,6 +134,9 @@ struct Walk {
   __device__ flash::linear::Tokens chunk_in_order(int number) const {
     return chunk(C::kReverse ? chunks() - 1 - number : number);
   }
+  __device__ flash::linear::Tokens first_tokens() const {
+    return C::kReverse ? chunk_in_order(0) : segment.tokens;
+  }
   __device__ flash::linear::LogDecays<C::kChunk> logs(int number) const {
     return flash::linear::log_decays<C::kChunk, Element>(p.gate, chunk(number), head());
   }
@@ -212,11 +215,11 @@ struct Walk {
   }
 };
 
-// The tiles of a tensor's rows of all heads of a CTA, chunk after chunk.
+// The tiles of a tensor's rows of all heads of a CTA, chunk after chunk of the walk.
 template <class C, int kColumns>
 class WalkTiles {
   using Element = typename C::Element;
-  using Stream = TileStream<C::kChunk, kColumns, C::kThreads, Element>;
+  using Stream = TileStream<C::kChunk, kColumns, C::kThreads, Element, C::kReverse>;
 
   TensorView<void const> const& x_;
   Walk<C> const& walk_;
@@ -230,7 +233,7 @@ class WalkTiles {
         walk_(walk),
         aligned_(aligned),
         streams_{
-            Stream(rows_of<Element>(x, walk.segment.tokens, (walk.tile.head + kOf) / shared, begin),
+            Stream(rows_of<Element>(x, walk.first_tokens(), (walk.tile.head + kOf) / shared, begin),
                    x.row_stride, columns - begin)...} {}
 
  public:

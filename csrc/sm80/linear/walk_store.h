@@ -102,12 +102,18 @@ struct RowStore {
   ForwardParams const& p;
   int const columns;  // that exist from this lane's first one on
   int const row;      // of a strip's, this lane's
-  int const rows;     // that exist of the chunk's
-  Element* const target;
+  int rows;           // that exist of the chunk's
+  Element* target;
 
   __device__ RowStore(Walk<C> const& walk, flash::linear::Tokens const& tokens, int lane)
       : RowStore(walk, tokens, lane,
                  walk.tile.v_begin + walk.column * C::kOfWarp + lane % 4 / 2 * 8) {}
+
+  // To the walk's next chunk, which has so many rows.
+  __device__ void advance(int count) {
+    rows = count;
+    target += (C::kReverse ? -C::kChunk : C::kChunk) * p.o.row_stride;
+  }
 
   __device__ void store(int strip, int block, float const (&left)[4],
                         float const (&right)[4]) const {
