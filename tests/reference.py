@@ -249,12 +249,12 @@ def varlen_ref(
         zeros = torch.zeros(rows, q.shape[1], v.shape[-1], dtype=dtype, device=q.device)
         return zeros, torch.full((q.shape[1], rows), MINUS_INF, dtype=lse_dtype, device=q.device)
 
-    (before, lse_before), (behind, lse_behind) = (
+    (before, lse_before), (after, lse_after) = (
         nothing(cu_seqlens_q[0]),
         nothing(q.shape[0] - cu_seqlens_q[-1]),
     )
-    lse = torch.cat([lse_before, *lses, lse_behind], dim=-1)
-    return torch.cat([before, *outs, behind]), lse
+    lse = torch.cat([lse_before, *lses, lse_after], dim=-1)
+    return torch.cat([before, *outs, after]), lse
 
 
 def gradients(

@@ -1,7 +1,7 @@
 """Small GPU calls for compute-sanitizer, which slows a kernel a hundredfold.
 
 Each length is odd, so that the last tile of every row and column is partly outside, and the varlen
-batch has empty sequences, used lengths, left padding and rows behind the last sequence. After
+batch has empty sequences, used lengths, left padding and rows after the last sequence. After
 these come calls whose index tensors hold anything.
 """
 
@@ -104,7 +104,7 @@ def varlen(dtype: torch.dtype, head_dim: int, head_dim_v: int) -> None:
     out, *_ = _flash_attn_varlen_forward(
         q, k, v, *lengths, 0.0, 0.1, True, seqused_k=used, leftpad_k=leftpad
     )
-    assert not out[171:].any(), "rows behind the last sequence"
+    assert not out[171:].any(), "rows after the last sequence"
 
 
 def short(dtype: torch.dtype, head_dim: int, head_dim_v: int) -> None:
@@ -182,7 +182,7 @@ def probabilities(dtype: torch.dtype) -> None:
 
 
 def rotary(dtype: torch.dtype) -> None:
-    """Heads that are whole runs of 16 bytes, and others; rows behind the last sequence."""
+    """Heads that are whole runs of 16 bytes, and others; rows after the last sequence."""
     starts = torch.tensor([0, 33], dtype=torch.int32)
     ends = torch.tensor([0, 3, 3, 12], dtype=torch.int32)
     cases = itertools.product(
@@ -249,7 +249,7 @@ def codes(dtype: torch.dtype) -> None:
         for smooth_k in (False, True):
             made = make_codes(q, k, v, smooth_k)
             assert all(torch.isfinite(x.float()).all() for x in made), (dtype, rows, columns)
-    # An empty sequence, one shorter than a slice, a long one; rows behind the last.
+    # An empty sequence, one shorter than a slice, a long one; rows after the last.
     ends = torch.tensor([0, 0, 33, 1100], dtype=torch.int32)
     for columns in (16, 96, 256):
         q = torch.randn(1200, 4, columns).to(dtype)

@@ -13,7 +13,7 @@ struct DeltaStepParams {
   bool normalizes;   // q and k are divided by their norms
 };
 
-// A thread keeps its part of the state in registers from the read to the write, so there is a
+// A thread keeps its part of the state, of one size, from the read to the write, so there is a
 // largest K: that of all groups of a tile.
 constexpr int kDeltaStepK = 256;
 

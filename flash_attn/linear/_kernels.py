@@ -115,7 +115,7 @@ _SCALARS = Served(frozenset({"none", "head", "scalar"}))
 # What every GPU has room for: kVectorTilings, linear/tilings.h.
 _VECTORS = Served(frozenset({"vector"}), columns=256)
 _STEPS = Served(_SCALARS.decays | {"vector"}, dtypes=(*DTYPES, torch.float32))
-# The delta rule's threads have the state in registers: linear/delta_rule.h and delta_step.h.
+# A CTA has all of the delta rule's state: linear/delta_rule.h and delta_step.h.
 _DELTAS = Served(frozenset({"scalar"}), max_k=256)
 _DELTA_STEPS = Served(frozenset({"none", "scalar"}), max_k=256, dtypes=_STEPS.dtypes)
 # Operation → what its kernels take: calls that are in one of the rows. All others, and those of an

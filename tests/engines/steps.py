@@ -78,7 +78,7 @@ class Sequences:
         return torch.cat([x[:old] for x, (old, _) in zip(parts, self.lengths, strict=True)])
 
     def table(self, width: int, stale: int) -> list[list[int]]:
-        """Pages, and behind them what an engine has left there."""
+        """Pages, and after them what an engine has left there."""
         return [p + [stale] * (width - len(p)) for p in self.pages]
 
     def assert_attended(self, out: Tensor, **scores) -> None:

@@ -85,7 +85,7 @@ class Requests:
         return Layer(**{"tp_k_head_num": self.pool.kv.shape[3], **changed})
 
     def run(self, seqs: Sequences, batch: Batch, layer: Layer | None = None, **kwargs) -> Tensor:
-        """(tokens, heads, d) of one layer; rows of padding are behind them."""
+        """(tokens, heads, d) of one layer; rows of padding are after them."""
         idle = len(batch.out_cache_loc) - len(seqs.q)
         q, k, v = (
             torch.cat([x, torch.zeros_like(x[:1]).expand(idle, *x.shape[1:])])

@@ -120,7 +120,7 @@ class AttentionImpl(ABC, Generic[M]):
 
 @dataclass
 class CommonAttentionMetadata:
-    """A step, of all layers. Padding: sequences without tokens at the end, rows behind them."""
+    """A step, of all layers. Padding: sequences without tokens at the end, rows after them."""
 
     query_start_loc: Tensor  # (requests + 1,) int32
     query_start_loc_cpu: Tensor

@@ -76,7 +76,7 @@ def check(*outputs: Tensor) -> None:
 @pytest.mark.parametrize("heads", [2, 16])  # which Hopper's kernels pack
 @pytest.mark.parametrize("longest", [20, 210])
 def test_sequences_from_the_middle_of_a_packed_batch(kernels, row, heads, longest):
-    """The rows before and behind them become zeros."""
+    """The rows before and after them become zeros."""
     rng = random.Random(longest)
     lengths = [20, longest, 3, 0, 17, 11, longest - 9, 0, 5, 150]
     cu = int32([0, *lengths]).cumsum(0, dtype=torch.int32)
@@ -362,7 +362,7 @@ def test_append(kernels, row, seed):
 
 @pytest.mark.parametrize("row", APPEND, ids=id_of)
 def test_positions_beyond_an_int(kernels, row):
-    """Several queries behind the largest length turn by the last position that there is."""
+    """Several queries after the largest length turn by the last position that there is."""
     rng = random.Random(0)
     q, k, v = (randn(rng, 1, n, 2, 64) for n in (5, 1, 1))
     caches = [randn(rng, 1, 16, 2, 64) for _ in "kv"]

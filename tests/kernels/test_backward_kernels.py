@@ -298,7 +298,7 @@ def test_gradients_that_are_wanted(kernels, row, wanted, split_heads):
 
 
 def check_varlen(kernels, row, **how) -> None:
-    """Zero lengths anywhere, keys in use, rows and keys behind the last sequence."""
+    """Zero lengths anywhere, keys in use, rows and keys after the last sequence."""
     gen = torch.Generator().manual_seed(1)
     lengths_q, lengths_k = [0, 150, 3, 0, 60], [10, 70, 200, 5, 0]
     used = [10, 66, 133, 0, 0]

@@ -118,7 +118,7 @@ def test_new_rows(kernels, row, before, last_block_first):
 def test_a_draft_s_window(kernels, row):
     """Packed: two tiles of rows, which read the same keys, and rows of no sequence."""
     batch = test_packed_decode.Batch(
-        "window", q=(8,), k=(5000,), h=8, hk=2, window=(2047, 0), before=3, behind=2
+        "window", q=(8,), k=(5000,), h=8, hk=2, window=(2047, 0), before=3, after=2
     )
     test_packed_decode.check(kernels, row, batch, hopper_sms=132, cluster=8)
 
@@ -128,7 +128,7 @@ def test_a_draft_s_window(kernels, row):
 def test_sequences_of_one_tensor(kernels, row, cluster):
     """Clusters have row blocks that no sequence has: of these the host knows an upper bound."""
     batch = test_packed_decode.Batch(
-        "several", q=(3, 0, 5, 1, 2), k=(3000, 5, 700, 2900, 64), h=4, hk=2, before=3, behind=2
+        "several", q=(3, 0, 5, 1, 2), k=(3000, 5, 700, 2900, 64), h=4, hk=2, before=3, after=2
     )
     test_packed_decode.check(kernels, row, batch, hopper_sms=8, cluster=cluster)
 

@@ -224,7 +224,7 @@ def test_threads(selftest, what):
         ("a divergent vote", "deadlock:(.|\n)*the rest of its warp"),
         ("too many registers", "registers .setmaxnreg.inc."),
         ("a copy of words between words", "cp.async of 8 bytes is not aligned"),
-        ("behind shared memory", "writes behind its shared memory"),
+        ("past shared memory", "writes past its shared memory"),
     ],
 )
 def test_threads_faults_are_found(selftest, what, message):
@@ -310,7 +310,7 @@ def test_what_has_yet_to_come_from_another_block_is_nan(selftest):
         ("no such block", "there is no block 2 in a cluster of 2"),
         ("no such block of a mask", "there is no block 2 in a cluster of 2"),
         ("no block of a mask", "a multicast load of no block"),
-        ("behind the second block's memory", "writes behind its shared memory"),
+        ("past the second block's memory", "writes past its shared memory"),
     ],
 )
 def test_cluster_faults_are_found(selftest, what, message):

@@ -125,7 +125,7 @@ def test_score_mods(kernels, row, mods):
 
 @pytest.mark.parametrize("row", ROWS, ids=id_of)
 def test_varlen(kernels, row):
-    """Zero lengths anywhere, keys in use, left padding, rows behind the last sequence."""
+    """Zero lengths anywhere, keys in use, left padding, rows after the last sequence."""
     gen = torch.Generator().manual_seed(1)
     lengths_q, lengths_k = [0, 150, 3, 0, 60], [10, 70, 200, 5, 0]
     used, leftpad = [10, 66, 133, 0, 0], [0, 3, 50, 0, 0]

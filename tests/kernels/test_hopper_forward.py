@@ -61,7 +61,7 @@ def test_a_tile_finds_its_sequence_among_many(kernels, row, batch, longest):
 @pytest.mark.parametrize("row", SAMPLES, ids=id_of)
 def test_sequences_longer_than_was_said(kernels, row):
     """Up to one row block no warp searches: the CTA that draws a sequence goes on with its other
-    blocks, and with the rows behind the last one, which become zeros."""
+    blocks, and with the rows after the last one, which become zeros."""
     gen = torch.Generator().manual_seed(5)
     cu = torch.tensor([0, 7, 7, 407, 500], dtype=torch.int32)
     q, k, v = torch.randn(3, 1000, 2, 64, generator=gen).to(DTYPES[row.dtype])

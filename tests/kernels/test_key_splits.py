@@ -62,7 +62,7 @@ def test_parts_of_dense_keys(kernels, row, group, options):
 
 @pytest.mark.parametrize("row", SAMPLES, ids=id_of)
 def test_parts_of_a_packed_batch(kernels, row):
-    batch = Batch("splits", q=(90, 0, 40, 7), k=(310, 37, 150, 900), before=3, behind=2, sinks=True)
+    batch = Batch("splits", q=(90, 0, 40, 7), k=(310, 37, 150, 900), before=3, after=2, sinks=True)
     x = make(batch, DTYPES[row.dtype], row.head_dim)
     ref, standard = (expected(batch, x, f) for f in (attention_ref, standard_attention))
     out, lse = calls.varlen(

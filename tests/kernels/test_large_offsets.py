@@ -95,7 +95,7 @@ def test_caches(kernels, sq, has_pages):
 
 
 def test_more_rows_than_an_int_counts(kernels, monkeypatch):
-    """Of a cache's entries, one behind the other. Hopper's forward would find them by that number:
+    """Of a cache's entries, one after the other. Hopper's forward would find them by that number:
     it refuses them, and another kernel serves the call."""
     gen = torch.Generator().manual_seed(6)
     q = torch.randn(2, 70, 1, 16, generator=gen).to(BF16)

@@ -88,7 +88,7 @@ def test_gates_and_betas(dtype, v_first):
         check_step(Step(24, 40, sigmoid=2.0, wide=False, normalizes=normalizes, **kind))
 
 
-def test_more_rows_than_registers_hold(gpu):
+def test_more_rows_than_a_tile_has(gpu):
     check_step(Step(257, 8))
     assert not gpu
 

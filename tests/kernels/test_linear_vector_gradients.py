@@ -15,7 +15,6 @@ from tests.linear.cases import GATES, Backend, Case, by_turns, check, packed
 BF16, FP16 = torch.bfloat16, torch.float16
 HOST = Backend("cpu", kernels=True)
 SEQLENS = (1, 15, 33, 65, 200)
-SMALL_GPU = 120  # 99 KiB of shared memory
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +45,7 @@ def test_gates(gate, dtype, calls):
     assert calls == [140, 63]
 
 
-@pytest.mark.parametrize(("K", "V", "segment"), [(7, 40, 1024), (60, 130, 1024), (130, 9, 4096)])
+@pytest.mark.parametrize(("K", "V", "segment"), [(7, 40, 1024), (60, 130, 1024), (130, 9, 2048)])
 def test_segments(K, V, segment):
     """Sequences that are longer than a segment of WalkTiling, dense or packed."""
     T = segment * (2 if V < 100 and K < 100 else 1) + 70
@@ -173,8 +172,8 @@ def test_neighbours_change_no_bit(V, calls):
     assert calls == [300, 200]
 
 
-def test_other_heads_and_gpus_change_no_bit(monkeypatch):
-    """Heads of a CTA, one with strong gates; a GPU with less shared memory."""
+def test_other_heads_change_no_bit():
+    """Heads of a CTA, one with strong gates."""
     q, k, v = (torch.randn(1, 50, 5, 16).bfloat16().requires_grad_() for _ in range(3))
     g = -torch.rand(1, 50, 5, 16)
     g[:, :, 1] *= 30
@@ -187,10 +186,6 @@ def test_other_heads_and_gpus_change_no_bit(monkeypatch):
         alone = torch.autograd.grad(o, own, do[:, :, head : head + 1])
         for of_all, x in zip(found, alone, strict=True):
             assert torch.equal(of_all[:, :, head : head + 1], x)
-    with library.serving(monkeypatch, SMALL_GPU):
-        again = torch.autograd.grad(chunk_scan(q, k, v, g)[0], (q, k, v, g), do)
-    for of_all, x in zip(found, again, strict=True):
-        assert torch.equal(of_all, x)
 
 
 @pytest.mark.parametrize("K", [20, 24])

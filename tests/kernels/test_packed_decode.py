@@ -27,7 +27,7 @@ NAN = float("nan")
 
 @dataclass(frozen=True)
 class Batch:
-    """One call. Rows of q before the first sequence and behind the last one hold NaN, and so does
+    """One call. Rows of q before the first sequence and after the last one hold NaN, and so does
     whatever of keys and pages no sequence sees."""
 
     name: str
@@ -38,7 +38,7 @@ class Batch:
     hk: int = 2
     d: int = 256  # or what the row has, if that is less
     before: int = 0
-    behind: int = 0
+    after: int = 0
     leftpad: tuple[int, ...] | None = None
     by_used: bool = True  # seqused_k says how many keys there are, not cu_seqlens_k
     causal: bool = True
@@ -82,7 +82,7 @@ def make(batch: Batch, dtype: torch.dtype, d: int) -> Inputs:
     gen = torch.Generator().manual_seed(len(batch.name))
     d = min(d, batch.d)
     cu_q, cu_k = starts(batch.q, batch.before), starts(batch.k)
-    q = torch.randn(int(cu_q[-1]) + batch.behind, batch.h, d, generator=gen).to(dtype)
+    q = torch.randn(int(cu_q[-1]) + batch.after, batch.h, d, generator=gen).to(dtype)
     q[: batch.before] = q[int(cu_q[-1]) :] = NAN
     k, v = (torch.randn(int(cu_k[-1]), batch.hk, d, generator=gen).to(dtype) for _ in "kv")
     options: dict = {}
@@ -166,7 +166,7 @@ def check(kernels, row, batch: Batch, **more) -> None:
 )
 @pytest.mark.parametrize("num_splits", [0, 1, 3])
 def test_lengths(kernels, row, batch, num_splits):
-    check(kernels, row, replace(batch, before=2, behind=3), num_splits=num_splits)
+    check(kernels, row, replace(batch, before=2, after=3), num_splits=num_splits)
 
 
 @pytest.mark.parametrize("row", SMALL, ids=id_of)
@@ -184,7 +184,7 @@ def test_pages(kernels, row, page_size, by_used, num_splits):
 def test_packed_heads(kernels, row, h, hk, longest):
     """Groups that fill several tiles with a query, and queries that share one."""
     longest = min(longest, 64 * hk // h)
-    batch = Batch("heads", q=(longest, 0, 1), k=(160, 41, 70), h=h, hk=hk, behind=3)
+    batch = Batch("heads", q=(longest, 0, 1), k=(160, 41, 70), h=h, hk=hk, after=3)
     check(kernels, row, batch, num_splits=2)
 
 
@@ -202,7 +202,7 @@ def test_packed_heads(kernels, row, h, hk, longest):
 @pytest.mark.parametrize("page_size", [0, 100])
 @pytest.mark.parametrize("num_splits", [0, 4])
 def test_visible_keys(kernels, row, batch, page_size, num_splits):
-    batch = replace(batch, q=(3, 1, 0, 9), k=(390, 520, 0, 40), page_size=page_size, behind=1)
+    batch = replace(batch, q=(3, 1, 0, 9), k=(390, 520, 0, 40), page_size=page_size, after=1)
     check(kernels, row, batch, num_splits=num_splits)
 
 
@@ -219,7 +219,7 @@ def test_visible_keys(kernels, row, batch, page_size, num_splits):
 )
 @pytest.mark.parametrize("num_splits", [1, 4])
 def test_score_mods(kernels, row, batch, num_splits):
-    check(kernels, row, replace(batch, h=8, before=1, behind=2), num_splits=num_splits)
+    check(kernels, row, replace(batch, h=8, before=1, after=2), num_splits=num_splits)
 
 
 @pytest.mark.parametrize("row", SMALL, ids=id_of)
@@ -236,7 +236,7 @@ def test_many_sequences(kernels, row):
 def test_more_sequences_than_are_cut(kernels, row):
     """Batches in which no CTA searches its sequence."""
     batch = Batch("more", q=tuple(b % 3 for b in range(60)), k=tuple(5 * b for b in range(60)))
-    check(kernels, row, replace(batch, h=20, hk=2, before=1, behind=40))
+    check(kernels, row, replace(batch, h=20, hk=2, before=1, after=40))
 
 
 @pytest.mark.parametrize("row", SMALL, ids=id_of)
@@ -278,12 +278,12 @@ def test_a_missing_page_has_no_keys(kernels, row, num_splits):
 @pytest.mark.parametrize("row", SMALL, ids=id_of)
 @pytest.mark.parametrize("num_splits", [1, 3])
 @pytest.mark.parametrize("before", [0, 30])
-@pytest.mark.parametrize("behind", [0, 200])
-def test_rows_of_no_sequence_become_zeros(kernels, row, num_splits, before, behind):
+@pytest.mark.parametrize("after", [0, 200])
+def test_rows_of_no_sequence_become_zeros(kernels, row, num_splits, before, after):
     """Many of them, as padding of a captured graph leaves; also where there is nothing else."""
-    batch = Batch("padding", q=(1, 2, 0), k=(100, 30, 5), before=before, behind=behind)
+    batch = Batch("padding", q=(1, 2, 0), k=(100, 30, 5), before=before, after=after)
     check(kernels, row, batch, num_splits=num_splits)
-    if before + behind > 0:
+    if before + after > 0:
         check(kernels, row, replace(batch, q=(0, 0, 0), said=1), num_splits=num_splits)
 
 
@@ -292,7 +292,7 @@ def test_rows_of_no_sequence_become_zeros(kernels, row, num_splits, before, behi
 @pytest.mark.parametrize("said", [1, 20])
 def test_a_sequence_longer_than_was_said(kernels, row, num_splits, said):
     """Is right all the same: one thread block goes through its rows."""
-    batch = Batch("longer", q=(2, 70, 1, 100), k=(100, 300, 50, 0), said=said, behind=3)
+    batch = Batch("longer", q=(2, 70, 1, 100), k=(100, 300, 50, 0), said=said, after=3)
     check(kernels, row, batch, num_splits=num_splits)
 
 
@@ -317,7 +317,7 @@ HOPPER = [
         Batch("a_chunk", q=(1, 150, 0, 2), k=(310, 170, 5, 150)),
         Batch("chunks", q=(70, 1, 33, 32, 1), k=(80, 33, 33, 100, 0), page_size=7),
         Batch("only_chunks", q=(150, 40), k=(160, 300), page_size=1),
-        Batch("only_few", q=(3, 1, 20), k=(160, 300, 40), said=400, behind=130),
+        Batch("only_few", q=(3, 1, 20), k=(160, 300, 40), said=400, after=130),
     ],
     ids=id_of,
 )
@@ -325,7 +325,7 @@ HOPPER = [
 def test_mixed_batches(kernels, row, batch, num_splits):
     if row.scores == "full":
         batch = replace(batch, softcap=20.0, alibi="bh", sinks=True)
-    check(kernels, row, replace(batch, before=2, behind=3 + batch.behind), num_splits=num_splits)
+    check(kernels, row, replace(batch, before=2, after=3 + batch.after), num_splits=num_splits)
 
 
 @pytest.mark.parametrize(("row", "forward"), HOPPER, ids=id_of)
@@ -336,14 +336,14 @@ def test_mixed_batches(kernels, row, batch, num_splits):
         Batch("chunks", q=(70, 1, 33, 32, 1), k=(80, 33, 33, 100, 0), page_size=8),
         Batch("long_chunks", q=(2, 300, 150, 1), k=(90, 500, 160, 300), page_size=256),
         Batch("a_group", q=(90, 1, 20, 7), k=(200, 33, 33, 70), page_size=24, h=8, hk=1),
-        Batch("only_few", q=(3, 1, 20), k=(160, 300, 40), said=400, behind=130),
+        Batch("only_few", q=(3, 1, 20), k=(160, 300, 40), said=400, after=130),
     ],
     ids=id_of,
 )
 def test_mixed_batches_on_hopper(kernels, row, forward, batch):
     if row.scores == "full":
         batch = replace(batch, softcap=20.0, alibi="bh", sinks=True)
-    batch = replace(batch, before=2, behind=3 + batch.behind)
+    batch = replace(batch, before=2, after=3 + batch.after)
     check(kernels, row, batch, forward=forward.name)
 
 
@@ -351,7 +351,7 @@ def test_mixed_batches_on_hopper(kernels, row, forward, batch):
 @pytest.mark.parametrize("few", [1, 2, 7, 32])
 def test_each_sequence_is_one_kernel_s(kernels, row, few):
     """The two kernels together write each row, and neither writes one of the other's."""
-    x = make(Batch("border", q=(1, 2, 3, 7, 8, 32, 33), k=(40,) * 7, behind=2), BF16, 64)
+    x = make(Batch("border", q=(1, 2, 3, 7, 8, 32, 33), k=(40,) * 7, after=2), BF16, 64)
     lengths = torch.tensor([1, 2, 3, 7, 8, 32, 33])
     is_few = torch.cat([(lengths <= few).repeat_interleave(lengths), torch.tensor([False, False])])
     call = calls._common(x.q, *x.held, x.q, torch.empty(4, len(x.q)), True, (-1, -1), None)
@@ -408,7 +408,7 @@ def test_random_batches(kernels, row, seed):
         kernels, row,
         Batch(
             f"random_{seed}", q=q, k=k, h=h, hk=hk, page_size=page_size, said=longest,
-            before=rng.choice([0, 3]), behind=rng.choice([1, 20]), causal=rng.random() < 0.6,
+            before=rng.choice([0, 3]), after=rng.choice([1, 20]), causal=rng.random() < 0.6,
             window=rng.choice([(-1, -1), (rng.randint(0, 200), rng.randint(-1, 9))]),
             leftpad=rng.choice([None, tuple(rng.randint(0, n) for n in k)]),
             by_used=rng.random() < 0.5, sinks=rng.random() < 0.3, **mods,

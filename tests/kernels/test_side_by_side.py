@@ -76,7 +76,7 @@ def test_ordered_dq_with_delta_warps(kernels, row, shape, l2_bytes):
 def test_short_tiles_with_ordered_dq(kernels, row, shape, l2_bytes):
     """Many to a CTA: another CTA waits for a tile's last dQ while this one is at its next tile.
 
-    With a small L2 the tiles of one KV block come after the other: tiles without rows behind others
+    With a small L2 the tiles of one KV block come after the other: tiles without rows after others
     with some.
     """
     case = sized(row, **shape)

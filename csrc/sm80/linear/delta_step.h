@@ -114,7 +114,7 @@ struct DeltaParts {
 
 // What u and o of a column take beside the sums.
 struct DeltaColumn {
-  int slot;  // -1: the column does not exist, or its row has no state
+  bool has_state;  // else the column does not exist, or its row has no state
   float value, decay, beta;
 };
 
@@ -131,13 +131,13 @@ __device__ DeltaColumn delta_column(DeltaStepParams const& p, StepGrid const& gr
                                     StateTile const& tile, int column) {
   StepParams const& step = p.step;
   if (!tile.exists || tile.v_begin + column >= step.v_dim) {
-    return {-1};
+    return {false};
   }
   StepInputs<Element> const in(step, grid, tile);
   float const value = static_cast<float>(in.v[column]);
   float const log = step.gate.ptr ? of_head<Element>(step.gate, tile) : 0.f;
   float const beta = p.beta.ptr ? of_head<Element>(p.beta, tile) : 1.f;
-  return {slot_of(step, tile), value, expf(log),
+  return {slot_of(step, tile) >= 0, value, expf(log),
           p.of_sigmoid == 0.f ? beta : p.of_sigmoid / (1.f + expf(-beta))};
 }
 
@@ -175,7 +175,7 @@ struct DeltaLane {
   int const columns;   // of the tile that exist
   float* const state;  // of the slot and head, at the tile's first column
   Run* const runs;     // [kLoads] in shared memory, blockDim.x apart
-  Element key[kRows];
+  Element key[kRows], query[kRows];
 
   __device__ DeltaLane(StepParams const& p, StepGrid const& grid, StateTile const& tile, int group,
                        int slot, Run* runs)
@@ -196,8 +196,9 @@ struct DeltaLane {
   }
   __device__ Run& kept(int n) const { return runs[n * blockDim.x]; }
 
-  // Asks for the state. Only this thread reads what arrives, so waiting for it needs no barrier.
-  __device__ void ask() const {
+  // Asks for the state, and for k and q. Only this thread reads what arrives, so waiting for it
+  // needs no barrier.
+  __device__ void ask(StepGrid const& grid) {
     using Word = cute::conditional_t<Way::kRun == 4, cute::uint128_t, float>;
     using Copy = cute::conditional_t<Way::kRun == 4, cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<Word>,
                                      cute::SM80_CP_ASYNC_CACHEALWAYS_ZFILL<Word>>;
@@ -209,12 +210,6 @@ struct DeltaLane {
                  is_there);
     }
     cute::cp_async_fence();
-  }
-
-  // Leaves the sums of the lane's group.
-  __device__ void leave_sums(StepGrid const& grid, DeltaParts const& parts) {
-    Element query[kRows];
-    float products[3] = {};
     StepInputs<Element> const in(p, grid, tile);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
@@ -222,6 +217,11 @@ struct DeltaLane {
       key[i] = is_row ? in.k[way.row(i)] : Element(0.f);
       query[i] = is_row ? in.q[way.row(i)] : Element(0.f);
     }
+  }
+
+  // Leaves the sums of the lane's group.
+  __device__ void leave_sums(DeltaParts const& parts) {
+    float products[3] = {};
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       float const k = static_cast<float>(key[i]), q = static_cast<float>(query[i]);
@@ -306,6 +306,7 @@ __device__ void set_column(DeltaStepParams const& delta, StepGrid const& grid,
   parts.keys()[column] = u;
 }
 
+// Registers for three CTAs of the most threads, which are six of 128: for more, some spill.
 template <class Way>
 __global__ void __launch_bounds__(flash::linear::kMostStepThreads, 3)
     delta_step_kernel(__grid_constant__ DeltaStepParams const p,
@@ -320,19 +321,19 @@ __global__ void __launch_bounds__(flash::linear::kMostStepThreads, 3)
   StateTile const tile = state_tile(grid, in_cta);
   DeltaLane<Way> lane(step, grid, tile, group & (grid.groups() - 1), slot_of(step, tile),
                       smem.runs + threadIdx.x);
-  lane.ask();
+  lane.ask(grid);
 #pragma unroll 1
   for (int i = threadIdx.x; i < columns; i += blockDim.x) {
     StateTile const of = state_tile(grid, i >> grid.columns_log2);
     smem.columns[i] = delta_column<Element>(p, grid, of, i & (grid.columns() - 1));
   }
-  lane.leave_sums(grid, parts.group(group));
+  lane.leave_sums(parts.group(group));
   __syncthreads();
 #pragma unroll 1
   for (int i = threadIdx.x; i < columns; i += blockDim.x) {
     int const other = i >> grid.columns_log2, column = i & (grid.columns() - 1);
     StateTile const of = state_tile(grid, other);
-    if (smem.columns[i].slot >= 0) {
+    if (smem.columns[i].has_state) {
       set_column<Element>(p, grid, of, parts.group(other << grid.groups_log2), column,
                           smem.columns[i]);
     } else if (of.exists && of.v_begin + column < step.v_dim) {

@@ -1,5 +1,6 @@
-// All of a chunk that needs no state, with a vector of decays: Q and K times their decays, the
-// decays of the state's rows, and A, for all chunks at once. Each tile of V would make them anew.
+// What a chunk's tokens do that needs no state, with a vector of decays: Q and K times their
+// decays, the decays of the state's rows, and A. A launch of its own makes it for all chunks; in
+// the walks along segments, each tile of V would have to make it again.
 #pragma once
 
 #include "core/copy_async.h"
@@ -7,7 +8,7 @@
 
 namespace flash::sm80::linear {
 
-// What enters the state in a chunk.
+// A chunk's factors that change the state.
 template <class C>
 struct VectorKeys {
   using Element = typename C::Element;
@@ -15,8 +16,8 @@ struct VectorKeys {
   alignas(16) float factors[C::kStrips][C::kK];  // of the state's rows, over each step
 };
 
-// And what the outputs take. So it lies in memory, a chunk and head after the other, and in a CTA's
-// shared memory: copied as it is.
+// Those and the ones that the outputs need. Memory has these structs as [slots of chunks, heads],
+// and a walk copies them to shared memory as they are.
 template <class C>
 struct VectorFactors : VectorKeys<C> {
   // scale Q times its decays from the step's begin, in two numbers.
@@ -28,7 +29,7 @@ struct VectorFactors : VectorKeys<C> {
   }
 };
 
-// Sequences cut into chunks: slots of factors.
+// The same sequences cut into chunks, not segments: slots number chunks then.
 template <class C>
 __device__ flash::linear::Sequences chunks_of_sequences(flash::linear::Sequences sequences) {
   sequences.chunk = C::kChunk;
@@ -238,16 +239,15 @@ class VectorStream {
     return of_sequence + walk_.segment.index * (s.chunk / C::kChunk) +
            (C::kReverse ? chunks - 1 : 0);
   }
-  // The stage's number, and the next one's in its place.
+  // The stage's number, which becomes that of the next one.
   __device__ static int turn(int& stage) {
     int const number = stage;
     stage = number + 1 < kStages ? number + 1 : 0;
     return number;
   }
   template <class T>
-  __device__ static auto* own_run(T& x) {
-    using Run = std::conditional_t<std::is_const_v<T>, uint128_t const, uint128_t>;
-    return reinterpret_cast<Run*>(&x) + threadIdx.x;
+  __device__ static uint128_t* own_run(T& x) {
+    return reinterpret_cast<uint128_t*>(&x) + threadIdx.x;
   }
   __device__ void load() {
     if (loaded_ < chunks) {

@@ -80,10 +80,10 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
     vector_outputs_kernel(__grid_constant__ VectorParams const vector,
                           __grid_constant__ LinearTiles const grid) {
   auto& smem = *reinterpret_cast<VectorStorage<C>*>(dynamic_smem());
-  wait_for_launch_before();
   ForwardParams const& p = vector.forward;
   Tile const tile = tile_of(grid, blockIdx.x, C::kK, C::kV, C::kHeads);
   Walk<C> const walk{p, tile, flash::linear::chunk_of(p.sequences, tile.slot)};
+  wait_for_launch_before();
   bool const first = walk.begins(), last = walk.ends();
   VectorStream<C, VectorFactors<C>> stream(walk, smem.stages);
   stream.begin();

@@ -13,10 +13,10 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
                        __grid_constant__ LinearTiles const grid) {
   using Stream = VectorStream<C, VectorKeys<C>>;
   let_next_launch_start();
-  wait_for_launch_before();
   ForwardParams const& p = vector.forward;
   Tile const tile = tile_of(grid, blockIdx.x, C::kK, C::kV, C::kHeads);
   Walk<C> const walk{p, tile, flash::linear::chunk_of(p.sequences, tile.slot)};
+  wait_for_launch_before();
   if (!walk.segment.exists() || walk.ends()) {
     return;
   }

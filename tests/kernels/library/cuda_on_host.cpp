@@ -15,6 +15,18 @@ namespace {
 flash::DeviceInfo device{0, 80, 40 << 20, 166912, 4};
 int fewest_sms = INT_MAX;   // of those that calls took the GPU to have
 int allocations_left = -1;  // until one fails; none does if negative
+
+// What nobody wrote is a NaN in every dtype, not the zeros of fresh pages. Of large memory the
+// begin, so that the rest takes none.
+void fill_with_nans(AtenTensorHandle tensor) {
+  constexpr uint16_t kNan = 0x7fff;
+  constexpr int64_t kMost = 32 << 20;  // bytes
+  void* begin = nullptr;
+  int64_t bytes = 0;
+  aoti_torch_get_data_ptr(tensor, &begin);
+  aoti_torch_get_storage_size(tensor, &bytes);
+  std::fill_n(static_cast<uint16_t*>(begin), std::min(bytes, kMost) / sizeof(kNan), kNan);
+}
 }  // namespace
 
 namespace flash {
@@ -53,7 +65,12 @@ AOTITorchError aoti_torch_empty_strided(int64_t dims, int64_t const* sizes, int6
   allocations_left -= allocations_left > 0;
   static auto const torchs = reinterpret_cast<decltype(&aoti_torch_empty_strided)>(
       dlsym(RTLD_NEXT, "aoti_torch_empty_strided"));
-  return torchs(dims, sizes, strides, dtype, device_type, device_index, tensor);
+  AOTITorchError const error =
+      torchs(dims, sizes, strides, dtype, device_type, device_index, tensor);
+  if (error == AOTI_TORCH_SUCCESS) {
+    fill_with_nans(*tensor);
+  }
+  return error;
 }
 
 int32_t aoti_torch_device_type_cuda() { return aoti_torch_device_type_cpu(); }

@@ -293,7 +293,7 @@ std::map<std::string, Body> const kBodies = {
     {"no such block", [](Call const& call) { call.ready().arrive(2); }},
     {"no such block of a mask", [](Call const& call) { load(call, 0b101); }},
     {"no block of a mask", [](Call const& call) { load(call, 0); }},
-    {"behind the second block's memory",
+    {"past the second block's memory",
      [](Call const& call) {
        if (call.rank == 1) (&call.smem + 1)->mine[0] = 1;
      }},

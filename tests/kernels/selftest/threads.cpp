@@ -128,7 +128,7 @@ std::map<std::string, Body> const kBodies = {
        cp_async_wait<0>();
        Copy::copy(reinterpret_cast<uint64_t const&>(from[1]), to, false);
      }},
-    {"behind shared memory", [](Storage& smem) { smem.words[256] = 1; }},
+    {"past shared memory", [](Storage& smem) { smem.words[256] = 1; }},
 };
 
 }  // namespace

@@ -30,7 +30,7 @@ class SharedMemory {
   void check_behind(int bytes) {
     if (std::any_of(words() + bytes / 2, words_end(),
                     [](uint16_t w) { return w != simt::kPoison; })) {
-      throw std::logic_error("a kernel writes behind its shared memory");
+      throw std::logic_error("a kernel writes past its shared memory");
     }
   }
 
