@@ -91,18 +91,10 @@ constexpr WalkTiling kVectorTilings[] = {
 constexpr int kVectorTilingCount = std::size(kVectorTilings);
 constexpr int kVectorStages = 3;  // chunks that are loaded, or under way
 
-// Of a chunk and head, what needs no state: K times its decays, Q in two numbers; for each 16
-// tokens A's square and the decays of the state's rows.
+// The size of a chunk's factors (sm80/linear/vector_factors.h) for one head: K times its decays, Q
+// in two numbers; for each 16 tokens A's square and the decays of the state's rows.
 constexpr int vector_factors_bytes(WalkTiling const& tiling) {
   return tiling.chunk * tiling.k_tile * 3 * 2 + tiling.chunk / 16 * (512 + 4 * tiling.k_tile);
-}
-
-// Shared memory of a CTA of the outputs: of some chunks these factors and V; where warps share the
-// state's rows, parts of rows.
-constexpr int vector_smem_bytes(WalkTiling const& tiling) {
-  int const stage = vector_factors_bytes(tiling) + 2 * tiling.chunk * tiling.v_tile();
-  int const parts = tiling.warps_k > 1 ? 4 * tiling.warps_k * tiling.chunk * tiling.v_tile() : 16;
-  return kVectorStages * tiling.heads * stage + parts;
 }
 
 // The first tiling whose tile has all of K; kVectorTilingCount where there is none.

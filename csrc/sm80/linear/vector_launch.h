@@ -68,8 +68,8 @@ struct LaunchVectorStates {
 struct LaunchVector {
   template <class C>
   static void run(VectorParams const& p, LaunchContext const& launch) {
-    constexpr int kSmem = flash::linear::vector_smem_bytes(C::tiling);
-    static_assert(sizeof(VectorStorage<C>) == kSmem && kSmem <= flash::linear::kEveryGpusSmem);
+    constexpr int kSmem = sizeof(VectorStorage<C>);
+    static_assert(kSmem <= flash::linear::kEveryGpusSmem);
     launch_vector_factors<C>(p, /*keys_only=*/false, launch);
     launch_vector_segments<C>(p, launch);
     LinearTiles const grid = vector_grid<C>(p.forward);

@@ -16,8 +16,8 @@ flash::DeviceInfo device{0, 80, 40 << 20, 166912, 4};
 int fewest_sms = INT_MAX;   // of those that calls took the GPU to have
 int allocations_left = -1;  // until one fails; none does if negative
 
-// What nobody wrote is a NaN in every dtype, not the zeros of fresh pages. Of large memory the
-// begin, so that the rest takes none.
+// Memory that a kernel did not write holds NaNs of every dtype, not the zeros of fresh pages. Only
+// the first part of a large tensor is filled, so that the rest takes up no memory.
 void fill_with_nans(AtenTensorHandle tensor) {
   constexpr uint16_t kNan = 0x7fff;
   constexpr int64_t kMost = 32 << 20;  // bytes
