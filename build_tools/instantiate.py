@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from build_tools.plan import arch_number
-from build_tools.targets import common_targets, targets
+from build_tools.targets import FAMILIES, common_targets, targets
 
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 
@@ -112,6 +112,7 @@ _REGISTRY = """\
 // Generated from csrc/variants.py.
 #include "launch/device.h"
 #include "launch/variant.h"
+#include "linear/vector_launches.h"
 
 // A row names the launch of its direction; the others are null.
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
@@ -128,8 +129,24 @@ CompiledCode compiled_code() {{
   static constexpr int capabilities[] = {{{capabilities}}};
   return {{capabilities, {ptx}}};
 }}
+
+{hopper}
 }}  // namespace flash
 """
+
+# Whether the library has what is compiled from csrc/sm90/linear.
+_HOPPER = {
+    True: """\
+namespace sm90::linear {
+extern flash::linear::VectorWalk const vector_walks_bf16[];
+extern flash::linear::VectorWalk const vector_walks_fp16[];
+}  // namespace sm90::linear
+
+linear::HopperWalks linear::hopper_walks() {
+  return {sm90::linear::vector_walks_bf16, sm90::linear::vector_walks_fp16};
+}""",
+    False: "linear::HopperWalks linear::hopper_walks() { return {}; }",
+}
 
 
 def load_table():
@@ -240,6 +257,7 @@ def generate(out_dir: Path, archs: list[str], stem: Callable[..., str] = file_st
         rows="".join(_ROW.format(**v) for v in variants),
         capabilities=", ".join(str(arch_number(arch)) for arch in archs),
         ptx=str(any("code=compute_" in flag for flag in common_targets(archs))).lower(),
+        hopper=_HOPPER[FAMILIES["sm90"] in archs],
     )
     return [*files, _write(out_dir / "registry.cpp", registry)]
 

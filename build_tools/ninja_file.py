@@ -14,7 +14,7 @@ from build_tools import resources, switches
 from build_tools.instantiate import file_stem
 from build_tools.plan import MIN_TORCH, Plan
 from build_tools.probe import BuildError
-from build_tools.targets import common_targets, targets
+from build_tools.targets import folder_targets, targets
 from csrc.variants import FILES_THAT_SPILL
 
 # Hidden visibility keeps our symbols, and those of templates we instantiate, out of other
@@ -52,7 +52,8 @@ class Sources:
 
     @classmethod
     def collect(cls, csrc: Path, generated: Sequence[Path], archs: Sequence[str], rows) -> Sources:
-        """`rows` are those that the generated files hold; other .cu files are for every GPU."""
+        """`rows` are those that the generated files hold; other .cu files are for every GPU, or
+        for that of their folder."""
         kernels = []
         for path in sorted([*generated, *csrc.rglob("*.cu")]):
             if path.suffix != ".cu":
@@ -62,8 +63,9 @@ class Sources:
             spills = {row.name: _spill_limit(row) for row in own if row.allow_spills}
             if path.stem in FILES_THAT_SPILL:
                 spills[path.stem] = FILES_THAT_SPILL[path.stem]
-            flags = list(dict.fromkeys(flags)) or common_targets(archs)
-            kernels.append(KernelSource(path, flags, spills))
+            flags = list(dict.fromkeys(flags)) or folder_targets(path.relative_to(csrc), archs)
+            if flags:
+                kernels.append(KernelSource(path, flags, spills))
         host = [*csrc.rglob("*.cpp"), *(path for path in generated if path.suffix == ".cpp")]
         return cls(kernels, sorted(host))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from build_tools.plan import arch_number
 
@@ -21,8 +22,7 @@ OWN_CODES = frozenset(f"sm_{arch}" for name, arch in FAMILIES.items() if name no
 def targets(row, archs: Sequence[str]) -> list[str]:
     """nvcc's -gencode flags for the kernel of one table row; empty if no asked GPU runs it."""
     if row.arch not in PORTABLE:
-        arch = FAMILIES[row.arch]
-        return [_gencode(arch, f"sm_{arch}")] if arch in archs else []
+        return _own_targets(row.arch, archs)
     # Also for a GPU with a family of its own, where FLASH_ATTN_ARCH forces these to compare them.
     flags = common_targets(archs)
     if row.direction in OVERLAPPING:
@@ -41,6 +41,18 @@ def common_targets(archs: Sequence[str]) -> list[str]:
     if base in archs:
         flags.append(_gencode(base, f"compute_{base}"))
     return flags
+
+
+def folder_targets(path: Path, archs: Sequence[str]) -> list[str]:
+    """Flags for a checked-in .cu file, by the family whose folder it is in; empty if no asked GPU
+    runs it."""
+    own = [name for name in FAMILIES if name in path.parts and name not in PORTABLE]
+    return _own_targets(own[0], archs) if own else common_targets(archs)
+
+
+def _own_targets(family: str, archs: Sequence[str]) -> list[str]:
+    arch = FAMILIES[family]
+    return [_gencode(arch, f"sm_{arch}")] if arch in archs else []
 
 
 def codes(flags: Sequence[str]) -> set[str]:

@@ -94,6 +94,8 @@ std::string describe(Request const& r) {
 
 }  // namespace
 
+bool allows_family(int arch) { return forced_arch() == 0 || forced_arch() == arch; }
+
 PageLayout page_layout(int64_t page_size) {
   return page_size % kLeastBoxRows == 0 ? PageLayout::Boxes : PageLayout::Any;
 }

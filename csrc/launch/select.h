@@ -24,6 +24,9 @@ PageLayout key_layout(FwdParams const& params);
 // are not in pages can be numbered, or no sequence ends before its tensor does.
 bool has_numbered_keys(FwdParams const& params);
 
+// Whether FLASH_ATTN_ARCH, if set, leaves this family's kernels to calls.
+bool allows_family(int arch);
+
 // The rows that serve few queries against a cache.
 inline Direction decode_direction(FwdParams const& params) {
   return params.q_latent.ptr ? Direction::Latent : Direction::Decode;

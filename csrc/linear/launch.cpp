@@ -4,7 +4,9 @@
 #include <cmath>
 #include <string_view>
 
+#include "launch/select.h"
 #include "linear/delta_rule.h"
+#include "linear/vector_launches.h"
 
 namespace flash {
 
@@ -14,18 +16,15 @@ using flash::linear::DeltaParams;
 using flash::linear::ForwardParams;
 using flash::linear::PartsParams;
 using flash::linear::VectorGradientsParams;
-using flash::linear::VectorParams;
 
 void launch_forward_bf16(ForwardParams const&, LaunchContext const&);
 void launch_forward_fp16(ForwardParams const&, LaunchContext const&);
 void launch_walk_bf16(ForwardParams const&, LaunchContext const&);
 void launch_walk_fp16(ForwardParams const&, LaunchContext const&);
-void launch_vector_bf16(VectorParams const&, LaunchContext const&);
-void launch_vector_fp16(VectorParams const&, LaunchContext const&);
-void launch_vector_states_bf16(VectorParams const&, LaunchContext const&);
-void launch_vector_states_fp16(VectorParams const&, LaunchContext const&);
-void launch_vector_reverse_bf16(VectorParams const&, LaunchContext const&);
-void launch_vector_reverse_fp16(VectorParams const&, LaunchContext const&);
+extern flash::linear::VectorLaunches const vector_bf16;
+extern flash::linear::VectorLaunches const vector_fp16;
+extern flash::linear::VectorLaunches const vector_reverse_bf16;
+extern flash::linear::VectorLaunches const vector_reverse_fp16;
 void launch_vector_gradients_bf16(VectorGradientsParams const&, LaunchContext const&);
 void launch_vector_gradients_fp16(VectorGradientsParams const&, LaunchContext const&);
 void launch_parts_bf16(PartsParams const&, LaunchContext const&);
@@ -56,6 +55,48 @@ ForwardParams gradients_of_states(BackwardParams const& p) {
   return of;
 }
 
+// Hopper's launches by the state, if the call, the GPU and this library have them; else null.
+VectorWalk const* hopper_walk(VectorParams const& p, bool bf16, DeviceInfo const& device) {
+  constexpr int kHopper = 90;
+  if (device.sm != kHopper || !allows_family(kHopper) ||
+      vector_number(p.forward.k_dim) < kFirstHopperTiling) {
+    return nullptr;
+  }
+  HopperWalks const all = hopper_walks();
+  VectorWalk const* const of = bf16 ? all.bf16 : all.fp16;
+  return of ? of + static_cast<int>(p.forward.order) : nullptr;
+}
+
+VectorLaunches vector_launches(VectorParams const& p, bool bf16, DeviceInfo const& device) {
+  using namespace sm80::linear;
+  bool const reverse = p.forward.order == Order::Reverse;
+  VectorLaunches launches = reverse ? (bf16 ? vector_reverse_bf16 : vector_reverse_fp16)
+                                    : (bf16 ? vector_bf16 : vector_fp16);
+  if (VectorWalk const* const walk = hopper_walk(p, bf16, device)) {
+    launches.walk = *walk;
+  }
+  return launches;
+}
+
+// A walk with a vector of decays: the states before its segments, where a sequence may have
+// several, and the outputs if they are wanted.
+void launch_vector_walk(VectorParams const& p, bool with_outputs, bool bf16,
+                        LaunchContext const& launch) {
+  VectorLaunches const launches = vector_launches(p, bf16, launch.device);
+  bool const has_segments = p.forward.workspace.sums;
+  if (!has_segments && !with_outputs) {
+    return;
+  }
+  launches.factors(p, /*keys_only=*/!with_outputs, launch);
+  if (has_segments) {
+    launches.walk.sums(p, launch);
+    launches.scan(p, launch);
+  }
+  if (with_outputs) {
+    launches.walk.outputs(p, launch);
+  }
+}
+
 }  // namespace
 
 void launch_forward(ForwardParams const& p, char const* dtype, LaunchContext const& launch) {
@@ -68,7 +109,7 @@ void launch_forward(ForwardParams const& p, char const* dtype, LaunchContext con
 }
 
 void launch_vector_forward(VectorParams const& p, char const* dtype, LaunchContext const& launch) {
-  (is_bf16(dtype) ? sm80::linear::launch_vector_bf16 : sm80::linear::launch_vector_fp16)(p, launch);
+  launch_vector_walk(p, /*with_outputs=*/true, is_bf16(dtype), launch);
 }
 
 void launch_delta(DeltaParams const& p, char const* dtype, LaunchContext const& launch) {
@@ -107,14 +148,10 @@ void launch_add_parts(PartsParams const& p, char const* dtype, LaunchContext con
 void launch_vector_backward(VectorBackwardParams const& p, char const* dtype,
                             LaunchContext const& launch) {
   bool const bf16 = is_bf16(dtype);
-  auto const states =
-      bf16 ? sm80::linear::launch_vector_states_bf16 : sm80::linear::launch_vector_states_fp16;
-  auto const reverse =
-      bf16 ? sm80::linear::launch_vector_reverse_bf16 : sm80::linear::launch_vector_reverse_fp16;
   auto const gradients = bf16 ? sm80::linear::launch_vector_gradients_bf16
                               : sm80::linear::launch_vector_gradients_fp16;
-  states(p.dq.walk, launch);
-  reverse(p.dk.walk, launch);
+  launch_vector_walk(p.dq.walk, /*with_outputs=*/false, bf16, launch);
+  launch_vector_walk(p.dk.walk, /*with_outputs=*/true, bf16, launch);
   gradients(p.dq, launch);
   gradients(p.dk, launch);
 }

@@ -76,7 +76,10 @@ def build() -> Path:
     generated.sort(key=lambda path: path.stat().st_size, reverse=True)
     kernels = [*generated, *sorted(host_build.CSRC.rglob("*.cu")), HERE / "module.cpp", *PRODUCTS]
     kernels.append(HERE / "hopper" / "driver.cpp")
-    flags = {path: _kernel_flags("sm90" in path.name) for path in kernels}
+    flags = {
+        path: _kernel_flags("sm90" in path.relative_to(host_build.ROOT).as_posix())
+        for path in kernels
+    }
     flags |= dict.fromkeys([*HOST_SIDE, *HERE.glob("library/*.cpp")], library)
     torch_libraries = [f"-L{TORCH / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10"]
     return _build("flash_kernels", flags, torch_libraries)

@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
     DeltaOutputs<C> const outputs{walk, stages[number % C::kStages]};
     DeltaRows out = {};
     outputs.advance(state, out);
-    RowStore<C> const rows(walk, walk.chunk(number), walk.lane());
+    RowStore<C> const rows(walk, walk.chunk(number), RunPlace::of(walk.lane()));
 #pragma unroll
     for (int strip = 0; strip < kDeltaStrips; ++strip) {
       rows.store(strip, 0, out[strip][0], out[strip][1]);

@@ -3,13 +3,10 @@
 namespace flash::sm80::linear {
 
 using flash::linear::Order;
+using flash::linear::VectorLaunches;
 
-void launch_vector_bf16(VectorParams const& p, LaunchContext const& launch) {
-  launch_any_vector<LaunchVector, cutlass::bfloat16_t, Order::Forward>(p, launch);
-}
-
-void launch_vector_states_bf16(VectorParams const& p, LaunchContext const& launch) {
-  launch_any_vector<LaunchVectorStates, cutlass::bfloat16_t, Order::Forward>(p, launch);
-}
+extern VectorLaunches const vector_bf16;
+VectorLaunches const vector_bf16 =
+    VectorLaunchesOf<VectorConfig, cutlass::bfloat16_t, Order::Forward>::all();
 
 }  // namespace flash::sm80::linear

@@ -3,13 +3,10 @@
 namespace flash::sm80::linear {
 
 using flash::linear::Order;
+using flash::linear::VectorLaunches;
 
-void launch_vector_fp16(VectorParams const& p, LaunchContext const& launch) {
-  launch_any_vector<LaunchVector, cutlass::half_t, Order::Forward>(p, launch);
-}
-
-void launch_vector_states_fp16(VectorParams const& p, LaunchContext const& launch) {
-  launch_any_vector<LaunchVectorStates, cutlass::half_t, Order::Forward>(p, launch);
-}
+extern VectorLaunches const vector_fp16;
+VectorLaunches const vector_fp16 =
+    VectorLaunchesOf<VectorConfig, cutlass::half_t, Order::Forward>::all();
 
 }  // namespace flash::sm80::linear

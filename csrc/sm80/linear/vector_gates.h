@@ -13,8 +13,16 @@ namespace flash::sm80::linear {
 
 using flash::linear::VectorParams;
 
+template <class C>
+struct VectorSteps;
+
 template <class Element_, int kTiling, flash::linear::Order kOrder = flash::linear::Order::Forward>
 struct VectorConfig : WalkShape<Element_, flash::linear::kVectorTilings[kTiling]> {
+  using Steps = VectorSteps<VectorConfig>;  // how a walk multiplies
+  static constexpr int kStageAlignment = 16;
+  __device__ static void let_products_see_copies() {}
+  // A number that all lanes of a warp have.
+  __device__ static int of_warp(int x) { return x; }
   using Shape = WalkShape<Element_, flash::linear::kVectorTilings[kTiling]>;
   static constexpr bool kReverse = kOrder == flash::linear::Order::Reverse;
   static_assert(Shape::kBlocks == 1);
@@ -29,8 +37,8 @@ struct VectorConfig : WalkShape<Element_, flash::linear::kVectorTilings[kTiling]
 
 // The thread's index, unknown to the compiler from here on: what is made of it is computed again
 // for each chunk. Kept in registers, the addresses of one phase would spill those of another.
-__device__ inline int thread_index_here() {
-  int index = threadIdx.x;
+__device__ inline unsigned thread_index_here() {
+  unsigned index = threadIdx.x;
   asm volatile("" : "+r"(index));
   return index;
 }
@@ -48,7 +56,7 @@ struct GateRuns {
   static_assert(C::kThreads % kRuns == 0 && (C::kChunk % kStep == 0 || kStep > C::kChunk));
   int const row, column;
 
-  __device__ explicit GateRuns(int thread)
+  __device__ explicit GateRuns(unsigned thread)
       : row(thread / kRuns), column(thread % kRuns * kNumbers) {}
 };
 
@@ -64,10 +72,16 @@ __device__ void load_gates(Number const* gates, int64_t row_stride, GateTile<C>&
   int const left = columns - own.column;
   constexpr int kTargetStep = Runs::kStep * C::kK * int(sizeof(float) / sizeof(Number));
   if (aligned) {
-    for (int row = own.row; row < C::kChunk; row += Runs::kStep) {
-      SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>::copy(*reinterpret_cast<uint128_t const*>(source),
-                                                       *reinterpret_cast<uint128_t*>(target),
-                                                       row < rows && left > 0);
+    constexpr int kPasses = (C::kChunk + Runs::kStep - 1) / Runs::kStep;
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      int const row = own.row + pass * Runs::kStep;
+      // Fewer rows than threads have some of: the last threads have none.
+      if (C::kChunk % Runs::kStep == 0 || row < C::kChunk) {
+        SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>::copy(
+            *reinterpret_cast<uint128_t const*>(source), *reinterpret_cast<uint128_t*>(target),
+            row < rows && left > 0);
+      }
       source += Runs::kStep * row_stride;
       target += kTargetStep;
     }
@@ -123,6 +137,45 @@ __device__ void load_gates(Walk<C> const& walk, flash::linear::Tokens const& tok
   }
 }
 
+// Gates of a walk's chunks, one after the other.
+template <class C>
+class GateStream {
+  using Element = typename C::Element;
+
+  Walk<C> const& walk_;
+  VectorParams const& p_;
+  char const* next_;  // the next chunk's first row, of the CTA's first head
+
+ public:
+  __device__ GateStream(Walk<C> const& walk, VectorParams const& p) : walk_(walk), p_(p) {
+    auto const& gate = p.forward.gate;
+    auto const tokens = walk.first_tokens();
+    int64_t const first = tokens.batch * gate.batch_stride + tokens.row * gate.row_stride +
+                          walk.tile.head * gate.head_stride;
+    next_ = static_cast<char const*>(gate.ptr) + first * size();
+  }
+  __device__ void load(int rows, GateTile<C> (&out)[C::kHeads]) {
+    auto const& gate = p_.forward.gate;
+#pragma unroll
+    for (int of = 0; of < C::kHeads; ++of) {
+      if (of < walk_.heads()) {
+        char const* const source = next_ + of * gate.head_stride * size();
+        if (gate.fp32) {
+          load_gates<C>(reinterpret_cast<float const*>(source), gate.row_stride, out[of], rows,
+                        p_.forward.k_dim, p_.aligned_g);
+        } else {
+          load_gates<C>(reinterpret_cast<Element const*>(source), gate.row_stride, out[of], rows,
+                        p_.forward.k_dim, p_.aligned_g);
+        }
+      }
+    }
+    next_ += (C::kReverse ? -C::kChunk : C::kChunk) * gate.row_stride * size();
+  }
+
+ private:
+  __device__ int size() const { return p_.forward.gate.fp32 ? sizeof(float) : sizeof(Element); }
+};
+
 // A gate as its log2. Below -104 it is -104, whose factor is 0 in fp32: sums of 16 gates stay
 // finite, and their differences exact to 2^-12.
 __device__ inline float log2_of(float gate) {
@@ -149,7 +202,7 @@ struct Own {
   int column, share, strip, head;  // head: of the CTA
 
   __device__ Own() {
-    int number = thread_index_here();
+    unsigned number = thread_index_here();
     column = number % kAcross * 2;
     number /= kAcross;
     share = number % C::kShares;
@@ -218,6 +271,11 @@ __device__ inline int factor_place(int k) {
   return (k & ~15) + k % 8 / 2 * 4 + k % 16 / 8 * 2 + k % 2;
 }
 
+// Of 16 rows of the state from `row` on, the four of a lane's accumulators.
+__device__ inline float4 decays_of_rows(float const* factors, int row, int lane) {
+  return *reinterpret_cast<float4 const*>(&factors[row + lane % 4 * 4]);
+}
+
 // A step's factors of the state's rows.
 template <class C>
 __device__ void set_factors(StepSums<C> const& sums, Own<C> const& own, float* factors) {
@@ -225,33 +283,6 @@ __device__ void set_factors(StepSums<C> const& sums, Own<C> const& own, float* f
     *reinterpret_cast<float2*>(&factors[factor_place(own.column)]) = {exp2_fast(sums.all.x),
                                                                       exp2_fast(sums.all.y)};
   }
-}
-
-// The state's rows from `row` on, 16 of a warp's: what is left of them and Vᵀ K of a step's tokens.
-// v: as the operand A. keys: times their decays to the step's end. first_row: of the warp's part.
-template <class C>
-__device__ void step_rows(typename C::Element const* keys, int strip, float const* factors,
-                          uint32_t const (&v)[4], int first_row, int row, int lane,
-                          WalkState<C>& state) {
-  using Element = typename C::Element;
-  float (&near)[4] = state[0][row / 8];
-  float (&far)[4] = state[0][row / 8 + 1];
-  float4 const left = *reinterpret_cast<float4 const*>(&factors[first_row + row + lane % 4 * 4]);
-  uint32_t k[4];
-  read_square<true, C::kK>(keys, strip * 16, first_row + row, lanes_of_b_transposed(lane), k);
-#pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    near[e] *= e % 2 ? left.y : left.x;
-    far[e] *= e % 2 ? left.w : left.z;
-  }
-  multiply<Element>(v, k, near, far);
-}
-
-// A step's V as the operand A of Vᵀ K.
-template <class C>
-__device__ void read_values_across(typename C::Element const* tile_v, int strip, int column,
-                                   int lane, uint32_t (&v)[4]) {
-  read_square<true, C::kV>(tile_v, strip * 16, column * C::kOfWarp, lanes_of_a_transposed(lane), v);
 }
 
 }  // namespace flash::sm80::linear

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "launch/launch_kernel.h"
-#include "linear/launch.h"
+#include "linear/vector_launches.h"
 #include "sm80/linear/vector_outputs.h"
 #include "sm80/linear/vector_segments.h"
 
@@ -23,26 +23,39 @@ void launch_vector_factors(VectorParams const& p, bool keys_only, LaunchContext 
   LinearTiles grid = vector_grid<C>(p.forward);
   grid.tiles_v = 1;
   flash::linear::Sequences const& s = p.forward.sequences;
-  grid.slots = flash::linear::most_slots(s.cu, s.count, s.seqlen, C::kChunk);
+  grid.slots = flash::linear::most_slots(s.cu, s.count, s.seqlen, kFactorTokens);
   launch_kernel<vector_factors_kernel<C>>(
       launch, {grid.count(), C::kThreads, sizeof(VectorFactorsStorage<C>)}, p, grid, keys_only);
 }
 
-// The state before each segment, if a sequence may have several.
+// What a segment adds to the state, and its outputs.
 template <class C>
-void launch_vector_segments(VectorParams const& p, LaunchContext const& launch) {
-  ForwardParams const& f = p.forward;
-  if (!f.workspace.sums) {
-    return;
-  }
-  LinearTiles const grid = vector_grid<C>(f);
+void launch_vector_sums(VectorParams const& p, LaunchContext const& launch) {
   launch_kernel<vector_sums_kernel<C>>(
       launch,
-      {.blocks = grid.count(),
+      {.blocks = vector_grid<C>(p.forward).count(),
        .threads = C::kThreads,
-       .smem_bytes = C::kStages * sizeof(VectorStage<C, VectorKeys<C>>),
+       .smem_bytes = sizeof(typename VectorStream<C, VectorKeys<C>>::Storage),
        .early = true},
-      p, grid);
+      p, vector_grid<C>(p.forward));
+}
+
+template <class C>
+void launch_vector_outputs(VectorParams const& p, LaunchContext const& launch) {
+  constexpr int kSmem = sizeof(VectorStorage<C>);
+  static_assert(kSmem <= flash::linear::kEveryGpusSmem);
+  launch_kernel<vector_outputs_kernel<C>>(launch,
+                                          {.blocks = vector_grid<C>(p.forward).count(),
+                                           .threads = C::kThreads,
+                                           .smem_bytes = kSmem,
+                                           .early = true},
+                                          p, vector_grid<C>(p.forward));
+}
+
+// The state before each segment.
+template <class C>
+void launch_vector_scan(VectorParams const& p, LaunchContext const& launch) {
+  ForwardParams const& f = p.forward;
   int64_t const of_head = C::tiling.state_size(f.v_dim) / 4;
   int64_t const blocks = (f.heads * of_head + kSegmentScanThreads - 1) / kSegmentScanThreads;
   launch_kernel<vector_scan_kernel<C>>(launch,
@@ -53,43 +66,36 @@ void launch_vector_segments(VectorParams const& p, LaunchContext const& launch) 
                                        p, of_head);
 }
 
-// The states alone.
-struct LaunchVectorStates {
-  template <class C>
-  static void run(VectorParams const& p, LaunchContext const& launch) {
-    if (p.forward.workspace.sums) {
-      launch_vector_factors<C>(p, /*keys_only=*/true, launch);
-      launch_vector_segments<C>(p, launch);
+// The launches of a walk, of tilings from kFirstTiling on. p.forward.sequences.chunk is the
+// tiling's segment.
+template <template <class, int, flash::linear::Order> class Config, class Element,
+          flash::linear::Order kOrder, int kFirstTiling = 0>
+struct VectorLaunchesOf {
+  // Calls launch(config) with the config of p's tiling.
+  template <int kTiling = kFirstTiling, class Launch>
+  static void with_config(VectorParams const& p, Launch const& launch) {
+    if constexpr (kTiling + 1 < flash::linear::kVectorTilingCount) {
+      if (flash::linear::vector_number(p.forward.k_dim) != kTiling) {
+        with_config<kTiling + 1>(p, launch);
+        return;
+      }
     }
+    launch(Config<Element, kTiling, kOrder>{});
   }
+  static void factors(VectorParams const& p, bool keys_only, LaunchContext const& launch) {
+    with_config(p, [&]<class C>(C) { launch_vector_factors<C>(p, keys_only, launch); });
+  }
+  static void sums(VectorParams const& p, LaunchContext const& launch) {
+    with_config(p, [&]<class C>(C) { launch_vector_sums<C>(p, launch); });
+  }
+  static void scan(VectorParams const& p, LaunchContext const& launch) {
+    with_config(p, [&]<class C>(C) { launch_vector_scan<C>(p, launch); });
+  }
+  static void outputs(VectorParams const& p, LaunchContext const& launch) {
+    with_config(p, [&]<class C>(C) { launch_vector_outputs<C>(p, launch); });
+  }
+  static constexpr flash::linear::VectorWalk walk() { return {sums, outputs}; }
+  static constexpr flash::linear::VectorLaunches all() { return {factors, scan, walk()}; }
 };
-
-// And the outputs.
-struct LaunchVector {
-  template <class C>
-  static void run(VectorParams const& p, LaunchContext const& launch) {
-    constexpr int kSmem = sizeof(VectorStorage<C>);
-    static_assert(kSmem <= flash::linear::kEveryGpusSmem);
-    launch_vector_factors<C>(p, /*keys_only=*/false, launch);
-    launch_vector_segments<C>(p, launch);
-    LinearTiles const grid = vector_grid<C>(p.forward);
-    launch_kernel<vector_outputs_kernel<C>>(
-        launch,
-        {.blocks = grid.count(), .threads = C::kThreads, .smem_bytes = kSmem, .early = true}, p,
-        grid);
-  }
-};
-
-// p.forward.sequences.chunk is the tiling's segment.
-template <class Launch, class Element, flash::linear::Order kOrder, int kTiling = 0>
-void launch_any_vector(VectorParams const& p, LaunchContext const& launch) {
-  if constexpr (kTiling + 1 < flash::linear::kVectorTilingCount) {
-    if (flash::linear::vector_number(p.forward.k_dim) != kTiling) {
-      launch_any_vector<Launch, Element, kOrder, kTiling + 1>(p, launch);
-      return;
-    }
-  }
-  Launch::template run<VectorConfig<Element, kTiling, kOrder>>(p, launch);
-}
 
 }  // namespace flash::sm80::linear

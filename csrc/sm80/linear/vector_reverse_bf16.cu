@@ -2,8 +2,11 @@
 
 namespace flash::sm80::linear {
 
-void launch_vector_reverse_bf16(VectorParams const& p, LaunchContext const& launch) {
-  launch_any_vector<LaunchVector, cutlass::bfloat16_t, flash::linear::Order::Reverse>(p, launch);
-}
+using flash::linear::Order;
+using flash::linear::VectorLaunches;
+
+extern VectorLaunches const vector_reverse_bf16;
+VectorLaunches const vector_reverse_bf16 =
+    VectorLaunchesOf<VectorConfig, cutlass::bfloat16_t, Order::Reverse>::all();
 
 }  // namespace flash::sm80::linear

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "sm80/linear/segments.h"
-#include "sm80/linear/vector_factors.h"
+#include "sm80/linear/vector_steps.h"
 
 namespace flash::sm80::linear {
 
@@ -15,13 +15,15 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
   let_next_launch_start();
   ForwardParams const& p = vector.forward;
   Tile const tile = tile_of(grid, blockIdx.x, C::kK, C::kV, C::kHeads);
-  Walk<C> const walk{p, tile, flash::linear::chunk_of(p.sequences, tile.slot)};
+  Walk<C> walk{p, tile, flash::linear::chunk_of(p.sequences, tile.slot)};
+  walk.warp_k = C::of_warp(walk.warp_k);
   wait_for_launch_before();
   if (!walk.segment.exists() || walk.ends()) {
     return;
   }
-  Stream stream(walk, reinterpret_cast<typename Stream::Stage*>(dynamic_smem()));
+  Stream stream(walk, *reinterpret_cast<typename Stream::Storage*>(dynamic_smem()));
   stream.begin();
+  typename C::Steps const steps(walk);
   WalkState<C> state = {};
   // The factor of a row of a head's state over the segment.
   constexpr int kFactors = C::kHeads * C::kK;
@@ -35,23 +37,11 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
     if (has_factor) {
 #pragma unroll
       for (int strip = 0; strip < C::kStrips; ++strip) {
-        total *= chunk.factors[own_head].factors[strip][own_factor];
+        total *= chunk.factors[own_head].decays[strip][own_factor];
       }
     }
     if (has_head(walk)) {
-      int const lane = threadIdx.x % 32;
-      auto const& factors = chunk.factors[walk.h];
-#pragma unroll
-      for (int step = 0; step < C::kStrips; ++step) {
-        int const strip = C::kReverse ? C::kStrips - 1 - step : step;
-        uint32_t v[4];
-        read_values_across<C>(chunk.v[walk.h], strip, walk.column, lane, v);
-#pragma unroll
-        for (int d = 0; d < C::kRows; d += 16) {
-          step_rows<C>(factors.keys, strip, factors.factors[strip], v, walk.warp_k * C::kRows, d,
-                       lane, state);
-        }
-      }
+      steps.sum(chunk, state);
     }
   }
   if (has_head(walk)) {

@@ -54,18 +54,21 @@ __device__ void mask_triangle(float (&left)[4], float (&right)[4]) {
   }
 }
 
-// Sums become the operand A of A V.
+// A square's sums become a tile of 16 columns in memory.
 template <class Element, bool kTransposed>
-__device__ uint4 as_weights(float (&left)[4], float (&right)[4], float scale) {
+__device__ void store_weights(float (&left)[4], float (&right)[4], float scale, int lane,
+                              Element* out) {
   mask_triangle<kTransposed>(left, right);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    left[i] *= scale;
-    right[i] *= scale;
+  for (int half = 0; half < 2; ++half) {
+    int const row = lane / 4 + half * 8, column = lane % 4 * 2;
+#pragma unroll
+    for (int run = 0; run < 2; ++run) {
+      float const* const x = run == 0 ? left : right;
+      reinterpret_cast<uint32_t&>(out[offset_in_tile<16>(row, run) + column]) =
+          pack<Element>(x[half * 2] * scale, x[half * 2 + 1] * scale);
+    }
   }
-  uint32_t a[4];
-  as_a<Element>(left, right, a);
-  return {a[0], a[1], a[2], a[3]};
 }
 
 // The same for any gates: an exponential for each pair of tokens and column of K, whose exponent is

@@ -94,6 +94,16 @@ __device__ void store_run(ForwardParams const& p, Element* to, int left, uint4 c
   }
 }
 
+// A run of a square of 16 x 16: its row, and its first column.
+struct RunPlace {
+  int row, column;
+
+  // That runs_of_rows gives a lane.
+  __device__ static RunPlace of(int lane) {
+    return {lane % 2 * 8 + lane / 4, lane % 4 / 2 * kRunElements};
+  }
+};
+
 // Where a warp's outputs go: 16 rows of a strip and 16 columns of V at a time.
 template <class C>
 struct RowStore {
@@ -105,9 +115,10 @@ struct RowStore {
   int rows;           // that exist of the chunk's
   Element* target;
 
-  __device__ RowStore(Walk<C> const& walk, flash::linear::Tokens const& tokens, int lane)
-      : RowStore(walk, tokens, lane,
-                 walk.tile.v_begin + walk.column * C::kOfWarp + lane % 4 / 2 * 8) {}
+  // place: of the lane's run.
+  __device__ RowStore(Walk<C> const& walk, flash::linear::Tokens const& tokens, RunPlace place)
+      : RowStore(walk, tokens, place.row,
+                 walk.tile.v_begin + walk.column * C::kOfWarp + place.column) {}
 
   // To the walk's next chunk, which has so many rows.
   __device__ void advance(int count) {
@@ -119,17 +130,19 @@ struct RowStore {
                         float const (&right)[4]) const {
     uint32_t words[4];
     as_a<Element>(left, right, words);
-    uint4 const run = runs_of_rows(words);
+    store(strip, block, runs_of_rows(words));
+  }
+  __device__ void store(int strip, int block, uint4 const& run) const {
     if (strip * 16 + row < rows) {
       store_run(p, target + strip * 16 * p.o.row_stride + block * 16, columns - block * 16, run);
     }
   }
 
  private:
-  __device__ RowStore(Walk<C> const& walk, flash::linear::Tokens const& tokens, int lane, int first)
+  __device__ RowStore(Walk<C> const& walk, flash::linear::Tokens const& tokens, int row, int first)
       : p(walk.p),
         columns(p.v_dim - first),
-        row(lane % 2 * 8 + lane / 4),
+        row(row),
         rows(tokens.count),
         target(rows_of<Element>(p.o, tokens, walk.head(), first) + row * p.o.row_stride) {}
 };
