@@ -54,10 +54,13 @@ struct WalkWorkspaceOf {
   }
 };
 
-// With a vector of decays, the factors of all chunks: of one walk at a time.
+// With a vector of decays, the factors of all chunks, of one walk at a time: nothing where walks
+// make them.
 Scratch vector_factors(Tensor const& q, ForwardParams const& p, linear::WalkTiling const& tiling) {
   linear::Sequences const& s = p.sequences;
-  int64_t const slots = linear::most_slots(s.cu, s.count, s.seqlen, tiling.chunk);
+  int64_t const slots = linear::makes_own_factors(tiling)
+                            ? 0
+                            : linear::most_slots(s.cu, s.count, s.seqlen, tiling.chunk);
   return {q, slots * p.heads * linear::vector_factors_bytes(tiling), ScalarType::Byte};
 }
 

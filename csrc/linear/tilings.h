@@ -91,7 +91,11 @@ constexpr WalkTiling kVectorTilings[] = {
 constexpr int kVectorTilingCount = std::size(kVectorTilings);
 constexpr int kVectorStages = 3;  // chunks that are loaded, or under way
 
-// The size of a chunk's factors (sm80/linear/vector_factors.h) for one head: K times its decays, Q
+// Whether walks make a chunk's factors (sm80/linear/vector_factors.h) themselves, because those are
+// many bytes beside V's. Else a launch before them makes what every tile of V would make again.
+constexpr bool makes_own_factors(WalkTiling const& tiling) { return tiling.k_tile <= 16; }
+
+// The size of a chunk's factors in memory for one head: K times its decays, Q
 // in two numbers; for each 16 tokens A's square and the decays of the state's rows.
 constexpr int vector_factors_bytes(WalkTiling const& tiling) {
   return tiling.chunk * tiling.k_tile * 3 * 2 + tiling.chunk / 16 * (512 + 4 * tiling.k_tile);

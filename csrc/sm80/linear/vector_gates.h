@@ -20,13 +20,14 @@ template <class Element_, int kTiling, flash::linear::Order kOrder = flash::line
 struct VectorConfig : WalkShape<Element_, flash::linear::kVectorTilings[kTiling]> {
   using Steps = VectorSteps<VectorConfig>;  // how a walk multiplies
   static constexpr int kStageAlignment = 16;
-  __device__ static void let_products_see_copies() {}
+  __device__ static void let_products_see_writes() {}
   // A number that all lanes of a warp have.
   __device__ static int of_warp(int x) { return x; }
   using Shape = WalkShape<Element_, flash::linear::kVectorTilings[kTiling]>;
   static constexpr bool kReverse = kOrder == flash::linear::Order::Reverse;
   static_assert(Shape::kBlocks == 1);
   static constexpr int kStages = flash::linear::kVectorStages;
+  static constexpr bool kOwnFactors = flash::linear::makes_own_factors(Shape::tiling);
   // Threads that share 16 tokens of two columns, and the tokens that each of them has.
   static constexpr int kPairs = Shape::kK / 2 * Shape::kStrips * Shape::kHeads;
   static constexpr int kShares = Shape::kThreads / kPairs, kOwn = 16 / kShares;

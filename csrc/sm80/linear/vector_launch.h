@@ -14,18 +14,20 @@ LinearTiles vector_grid(ForwardParams const& p) {
           p.sequences.slots};
 }
 
-// All that needs no state.
+// All that needs no state, unless walks make it themselves.
 template <class C>
 void launch_vector_factors(VectorParams const& p, bool keys_only, LaunchContext const& launch) {
-  using flash::linear::kEveryGpusSmem;
-  static_assert(sizeof(VectorFactors<C>) == flash::linear::vector_factors_bytes(C::tiling));
-  static_assert(sizeof(VectorFactorsStorage<C>) <= kEveryGpusSmem);
-  LinearTiles grid = vector_grid<C>(p.forward);
-  grid.tiles_v = 1;
-  flash::linear::Sequences const& s = p.forward.sequences;
-  grid.slots = flash::linear::most_slots(s.cu, s.count, s.seqlen, kFactorTokens);
-  launch_kernel<vector_factors_kernel<C>>(
-      launch, {grid.count(), C::kThreads, sizeof(VectorFactorsStorage<C>)}, p, grid, keys_only);
+  if constexpr (!C::kOwnFactors) {
+    using flash::linear::kEveryGpusSmem;
+    static_assert(sizeof(VectorFactors<C>) == flash::linear::vector_factors_bytes(C::tiling));
+    static_assert(sizeof(VectorFactorsStorage<C>) <= kEveryGpusSmem);
+    LinearTiles grid = vector_grid<C>(p.forward);
+    grid.tiles_v = 1;
+    flash::linear::Sequences const& s = p.forward.sequences;
+    grid.slots = flash::linear::most_slots(s.cu, s.count, s.seqlen, kFactorTokens);
+    launch_kernel<vector_factors_kernel<C>>(
+        launch, {grid.count(), C::kThreads, sizeof(VectorFactorsStorage<C>)}, p, grid, keys_only);
+  }
 }
 
 // What a segment adds to the state, and its outputs.
@@ -35,7 +37,7 @@ void launch_vector_sums(VectorParams const& p, LaunchContext const& launch) {
       launch,
       {.blocks = vector_grid<C>(p.forward).count(),
        .threads = C::kThreads,
-       .smem_bytes = sizeof(typename VectorStream<C, VectorKeys<C>>::Storage),
+       .smem_bytes = sizeof(typename StreamOf<C, /*kWithOutputs=*/false>::Storage),
        .early = true},
       p, vector_grid<C>(p.forward));
 }

@@ -1,13 +1,14 @@
 // O of a segment with a vector of decays, chunk after chunk, from the state before the segment.
 #pragma once
 
+#include "sm80/linear/vector_own_factors.h"
 #include "sm80/linear/vector_steps.h"
 
 namespace flash::sm80::linear {
 
 template <class C>
 struct VectorStorage {
-  typename VectorStream<C, VectorFactors<C>>::Storage stream;
+  typename StreamOf<C, /*kWithOutputs=*/true>::Storage stream;
   alignas(16) float4 parts[RowParts<C>::kSize];
   typename C::Steps::Storage steps;
 };
@@ -23,7 +24,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
   walk.warp_k = C::of_warp(walk.warp_k);
   wait_for_launch_before();
   bool const first = walk.begins(), last = walk.ends();
-  VectorStream<C, VectorFactors<C>> stream(walk, smem.stream);
+  StreamOf<C, /*kWithOutputs=*/true> stream(walk, vector, smem.stream);
   stream.begin();
   WalkState<C> state = {};
   if (has_head(walk) && (stream.chunks > 0 || last)) {

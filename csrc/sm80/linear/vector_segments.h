@@ -2,6 +2,7 @@
 #pragma once
 
 #include "sm80/linear/segments.h"
+#include "sm80/linear/vector_own_factors.h"
 #include "sm80/linear/vector_steps.h"
 
 namespace flash::sm80::linear {
@@ -11,7 +12,7 @@ template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kResident)
     vector_sums_kernel(__grid_constant__ VectorParams const vector,
                        __grid_constant__ LinearTiles const grid) {
-  using Stream = VectorStream<C, VectorKeys<C>>;
+  using Stream = StreamOf<C, /*kWithOutputs=*/false>;
   let_next_launch_start();
   ForwardParams const& p = vector.forward;
   Tile const tile = tile_of(grid, blockIdx.x, C::kK, C::kV, C::kHeads);
@@ -21,7 +22,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
   if (!walk.segment.exists() || walk.ends()) {
     return;
   }
-  Stream stream(walk, *reinterpret_cast<typename Stream::Storage*>(dynamic_smem()));
+  Stream stream(walk, vector, *reinterpret_cast<typename Stream::Storage*>(dynamic_smem()));
   stream.begin();
   typename C::Steps const steps(walk);
   WalkState<C> state = {};
@@ -37,7 +38,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
     if (has_factor) {
 #pragma unroll
       for (int strip = 0; strip < C::kStrips; ++strip) {
-        total *= chunk.factors[own_head].decays[strip][own_factor];
+        total *= chunk.keys(own_head).decays[strip][own_factor];
       }
     }
     if (has_head(walk)) {

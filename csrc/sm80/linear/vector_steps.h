@@ -28,13 +28,13 @@ struct VectorSteps {
   // The state alone.
   template <class Stage>
   __device__ void sum(Stage const& chunk, WalkState<C>& state) const {
-    VectorKeys<C> const& keys = chunk.factors[walk.h];
+    VectorKeys<C> const& keys = chunk.keys(walk.h);
     int const lane = thread_index_here() % 32;
 #pragma unroll
     for (int step = 0; step < C::kStrips; ++step) {
       int const strip = strip_in_order(step);
       uint32_t v[4];
-      read_values_across(chunk.v[walk.h], strip, lane, v);
+      read_values_across(chunk.values(walk.h), strip, lane, v);
 #pragma unroll
       for (int d = 0; d < C::kRows; d += 16) {
         enter(keys, strip, v, d, lane, state);
@@ -45,13 +45,13 @@ struct VectorSteps {
   // And what it gives to O.
   template <class Stage>
   __device__ void walk_along(Stage const& chunk, WalkState<C>& state, WalkRows<C>& out) const {
-    VectorFactors<C> const& factors = chunk.factors[walk.h];
+    VectorFactors<C> const& factors = chunk.factors(walk.h);
     int const lane = thread_index_here() % 32;
 #pragma unroll
     for (int step = 0; step < C::kStrips; ++step) {
       int const strip = strip_in_order(step);
       uint32_t v[4];
-      read_values_across(chunk.v[walk.h], strip, lane, v);
+      read_values_across(chunk.values(walk.h), strip, lane, v);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
 #pragma unroll
@@ -82,7 +82,7 @@ struct VectorSteps {
   template <class Stage>
   __device__ void finish(Stage const& chunk, RowStore<C> const& target, WalkRows<C>& out,
                          Storage&) const {
-    VectorFactors<C> const& factors = chunk.factors[walk.h];
+    VectorFactors<C> const& factors = chunk.factors(walk.h);
     int const lane = thread_index_here() % 32;
 #pragma unroll
     for (int strip = 0; strip < C::kStrips; ++strip) {
@@ -90,7 +90,7 @@ struct VectorSteps {
         continue;
       }
       uint32_t v[4], a[4];
-      read_square<true, C::kV>(chunk.v[walk.h], strip * 16, walk.column * C::kOfWarp,
+      read_square<true, C::kV>(chunk.values(walk.h), strip * 16, walk.column * C::kOfWarp,
                                lanes_of_b_transposed(lane), v);
       read_square<false, 16>(factors.weights[strip], 0, 0, lanes_of_a(lane), a);
       multiply<Element>(a, v, out[strip][0], out[strip][1]);

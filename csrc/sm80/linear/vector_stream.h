@@ -22,20 +22,32 @@ __device__ Factors& part_of_factors(VectorFactors<C>& all) {
   }
 }
 
-// Factors and V come some chunks ahead.
-template <class C, class Factors>
+// Factors and V come some chunks ahead. kWithOutputs: all factors, not only what changes the state.
+template <class C, bool kWithOutputs>
 class VectorStream {
+  using Factors = std::conditional_t<kWithOutputs, VectorFactors<C>, VectorKeys<C>>;
+
  public:
   struct Stage {
-    alignas(C::kStageAlignment) Factors factors[C::kHeads];
+    alignas(C::kStageAlignment) Factors of_head[C::kHeads];
     alignas(16) typename C::Element v[C::kHeads][C::kChunk * C::kV];
+
+    __device__ VectorFactors<C> const& factors(int head) const { return of_head[head]; }
+    __device__ VectorKeys<C> const& keys(int head) const {
+      if constexpr (kWithOutputs) {
+        return of_head[head].keys;
+      } else {
+        return of_head[head];
+      }
+    }
+    __device__ typename C::Element const* values(int head) const { return v[head]; }
   };
   struct Storage {
     Stage stages[C::kStages];
   };
   int const chunks;
 
-  __device__ VectorStream(Walk<C> const& walk, Storage& storage)
+  __device__ VectorStream(Walk<C> const& walk, VectorParams const&, Storage& storage)
       : chunks(walk.segment.exists() ? walk.chunks() : 0),
         walk_(walk),
         stages_(storage.stages),
@@ -53,7 +65,7 @@ class VectorStream {
   // Waits for the next chunk, and asks for the one that takes the place of the chunk before it.
   __device__ Stage const& next() {
     cp_async_wait<kStages - 2>();
-    C::let_products_see_copies();
+    C::let_products_see_writes();
     __syncthreads();
     load();
     return stages_[C::of_warp(turn(stage_))];
@@ -87,7 +99,7 @@ class VectorStream {
 #pragma unroll
       for (int of = 0; of < C::kHeads; ++of) {
         if (C::kHeads == 1 || of < walk_.heads()) {
-          copy(factors_ + of * kOfHead, own_run(stage.factors[of]));
+          copy(factors_ + of * kOfHead, own_run(stage.of_head[of]));
         }
       }
       factors_ += (C::kReverse ? -kOfHead : kOfHead) * int64_t(p.heads);

@@ -39,11 +39,11 @@ struct WarpgroupSteps {
   // The state alone.
   template <class Stage>
   __device__ void sum(Stage const& chunk, WalkState<C>& state) const {
-    VectorKeys<C> const& keys = chunk.factors[0];
+    VectorKeys<C> const& keys = chunk.keys(0);
 #pragma unroll
     for (int step = 0; step < C::kStrips; ++step) {
       int const strip = strip_in_order(step);
-      auto v = values_across(chunk.v[0], strip);
+      auto v = values_across(chunk.values(0), strip);
       scale(keys, strip, state);
       auto sums = of_warpgroup<C::kRows>(&state[0][0][0]);
       warpgroup_fence_operand(sums);
@@ -59,11 +59,11 @@ struct WarpgroupSteps {
   // And O but for the sums of other rows of K. O is transposed: rows are columns of V.
   template <class Stage>
   __device__ void walk_along(Stage const& chunk, WalkState<C>& state, WalkRows<C>& out) const {
-    VectorFactors<C> const& factors = chunk.factors[0];
+    VectorFactors<C> const& factors = chunk.factors(0);
 #pragma unroll
     for (int step = 0; step < C::kStrips; ++step) {
       int const strip = strip_in_order(step);
-      auto v = values_across(chunk.v[0], strip);
+      auto v = values_across(chunk.values(0), strip);
       auto own = own_values(strip, v);
       auto sums = of_warpgroup<C::kRows>(&state[0][0][0]);
       auto o = of_warpgroup<16>(&out[strip][0][0]);
@@ -226,8 +226,9 @@ template <class Element, int kTiling, flash::linear::Order kOrder>
 struct WarpgroupConfig : VectorConfig<Element, kTiling, kOrder> {
   using Steps = WarpgroupSteps<WarpgroupConfig>;
   static constexpr int kStageAlignment = 1024;  // of the swizzle's pattern
-  // What cp.async wrote is there for wgmma after this, and a barrier.
-  __device__ static void let_products_see_copies() { cutlass::arch::fence_view_async_shared(); }
+  // What this thread wrote to shared memory, or cp.async for it, is there for wgmma after this, and
+  // a barrier.
+  __device__ static void let_products_see_writes() { cutlass::arch::fence_view_async_shared(); }
   // By the shuffle the compiler learns it, and keeps what is made of it in uniform registers.
   __device__ static int of_warp(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 };
