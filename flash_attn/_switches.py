@@ -36,7 +36,8 @@ AT_RUN_TIME = (
     ),
     Switch(
         "FLASH_ATTN_ARCH", "`80`, `90`", "the newest that the GPU runs",
-        "calls take kernels of this family alone, to compare families on one GPU",
+        "calls take kernels of this family alone, to compare families on one GPU (linear attention "
+        "where it has some)",
     ),
 )  # fmt: skip
 

@@ -278,29 +278,6 @@ def test_rows_with_much_in_common_share_a_file(table, tmp_path):
     assert (old.allow_spills, new.allow_spills) == (limits, {})
 
 
-def test_a_family_s_folder_is_compiled_for_its_own_gpu(tmp_path):
-    csrc = tmp_path / "csrc"
-    for family in ("sm80", "sm90"):
-        (csrc / family / "linear").mkdir(parents=True)
-        (csrc / family / "linear" / f"walks_{family}.cu").touch()
-
-    def sources(archs: list[str]) -> dict[str, list[str]]:
-        found = ninja_file.Sources.collect(csrc, [], archs, [])
-        return {source.path.stem: source.gencode for source in found.kernels}
-
-    both = sources(["80", "90a"])
-    assert both["walks_sm90"] == gencodes(("90a", "sm_90a"))
-    assert both["walks_sm80"] == targets.common_targets(["80", "90a"])
-    assert list(sources(["80", "120"])) == ["walks_sm80"]
-
-
-@pytest.mark.parametrize(("archs", "has_walks"), [(["80"], False), (["80", "90a"], True)])
-def test_the_registry_names_hopper_s_walks_where_they_are_compiled(tmp_path, archs, has_walks):
-    registry = instantiate.generate(tmp_path, archs)[-1].read_text()
-    assert ("vector_walks_bf16" in registry) == has_walks
-    assert ("hopper_walks() { return {}; }" in registry) == (not has_walks)
-
-
 # What ptxas says
 
 BF16 = next(row for row in instantiate.load_table().VARIANTS if row.dtype == "bf16")

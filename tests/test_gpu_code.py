@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from build_tools import ninja_file, object_file, probe, targets
+from build_tools import instantiate, ninja_file, object_file, probe, targets
 from build_tools.plan import parse_archs
 from tests.commands import ROOT, run, script
 
@@ -34,6 +34,29 @@ def test_a_wheel_to_carry_elsewhere_is_for_every_gpu(tmp_path, machine, more):
     (tmp_path / "Makefile").write_text(makefile)
     done = run("make", "-s", "-f", tmp_path / "Makefile", "asked", **path)
     assert done.stdout.strip().split(";") == [*RELEASE, *more]
+
+
+def test_a_family_s_folder_is_compiled_for_its_own_gpu(tmp_path):
+    csrc = tmp_path / "csrc"
+    for family in ("sm80", "sm90"):
+        (csrc / family / "linear").mkdir(parents=True)
+        (csrc / family / "linear" / f"walks_{family}.cu").touch()
+
+    def sources(archs: list[str]) -> dict[str, list[str]]:
+        found = ninja_file.Sources.collect(csrc, [], archs, [])
+        return {source.path.stem: source.gencode for source in found.kernels}
+
+    both = sources(["80", "90a"])
+    assert both["walks_sm90"] == ["--generate-code=arch=compute_90a,code=sm_90a"]
+    assert both["walks_sm80"] == targets.common_targets(["80", "90a"])
+    assert list(sources(["80", "120"])) == ["walks_sm80"]
+
+
+@pytest.mark.parametrize(("archs", "has_walks"), [(["80"], False), (["80", "90a"], True)])
+def test_the_registry_names_hopper_s_walks_where_they_are_compiled(tmp_path, archs, has_walks):
+    registry = instantiate.generate(tmp_path, archs)[-1].read_text()
+    assert ("vector_walks_bf16" in registry) == has_walks
+    assert ("hopper_walks() { return {}; }" in registry) == (not has_walks)
 
 
 def test_what_nvcc_compiled_is_read_from_its_object(tmp_path):

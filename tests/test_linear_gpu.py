@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -102,6 +104,11 @@ def test_calls_run_our_kernels(K, cuda):
         # Of one segment: nothing comes before.
         assert "linear::walk_outputs_kernel" in names or "linear::vector_outputs_kernel" in names
         assert "gemm" not in names
+    on_hopper = (
+        torch.cuda.get_device_capability(cuda) == (9, 0)
+        and os.environ.get("FLASH_ATTN_ARCH") != "80"
+    )
+    assert ("WarpgroupConfig" in names) == (on_hopper and K > 16)
 
 
 @pytest.mark.parametrize("decay", ["scalar", "vector"])

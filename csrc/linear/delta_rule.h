@@ -23,7 +23,7 @@ struct DeltaFactors {
   float reads_q[kDeltaChunk];        // scale / |q|, times the decay from the chunk's begin
   float reads_k[kDeltaChunk];        // 1 / |k|, times the same
   float enters[kDeltaChunk];         // 1 / |k|, times the decay to the chunk's end
-  alignas(16) float total;           // the decay from its begin to its end
+  float4 total;  // x: the decay from its begin to its end; a run is copied whole
 };
 
 struct DeltaParams {

@@ -95,8 +95,8 @@ constexpr int kVectorStages = 3;  // chunks that are loaded, or under way
 // many bytes beside V's. Else a launch before them makes what every tile of V would make again.
 constexpr bool makes_own_factors(WalkTiling const& tiling) { return tiling.k_tile <= 16; }
 
-// The size of a chunk's factors in memory for one head: K times its decays, Q
-// in two numbers; for each 16 tokens A's square and the decays of the state's rows.
+// The size of a chunk's factors in memory for one head: K times its decays, Q in two numbers; for
+// each 16 tokens A's square and the decays of the state's rows.
 constexpr int vector_factors_bytes(WalkTiling const& tiling) {
   return tiling.chunk * tiling.k_tile * 3 * 2 + tiling.chunk / 16 * (512 + 4 * tiling.k_tile);
 }

@@ -1,4 +1,4 @@
-// The launches of a walk with a vector of decays: who compiles which.
+// The launches of a walk with a vector of decays, and which of them Hopper has of its own.
 #pragma once
 
 #include "launch/variant.h"
@@ -19,9 +19,10 @@ struct VectorLaunches {
   VectorWalk walk;
 };
 
-// Hopper's of a dtype and order. The first tiling that it has, of kVectorTilings: smaller ones have
-// fewer than four warps along V.
+// The first of kVectorTilings with four warps along V, which Hopper's need.
 constexpr int kFirstHopperTiling = 1;
+
+// Hopper's, of a dtype and by order.
 struct HopperWalks {
   VectorWalk const* bf16;  // [orders]
   VectorWalk const* fp16;

@@ -130,7 +130,7 @@ struct ChunkFactors {
       out.enters[t] = smem.decays.left[t] * smem.of_k[t];
     }
     if (threadIdx.x == 0) {
-      out.total = smem.decays.total();
+      out.total = {smem.decays.total(), 0.f, 0.f, 0.f};
     }
   }
 };

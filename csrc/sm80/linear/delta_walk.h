@@ -172,7 +172,7 @@ struct DeltaOutputs {
       }
     }
     decay_rows(out);
-    scale_state<C>(state, chunk.factors.total);
+    scale_state<C>(state, chunk.factors.total.x);
 #pragma unroll
     for (int strip = 0; strip < kDeltaStrips; ++strip) {
       float near[4] = {}, far[4] = {};

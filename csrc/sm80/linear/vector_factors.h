@@ -1,6 +1,6 @@
 // What a chunk's tokens do that needs no state, with a vector of decays: Q and K times their
-// decays, the decays of the state's rows, and A. A launch of its own makes it for all chunks; in
-// the walks along segments, each tile of V would have to make it again.
+// decays, the decays of the state's rows, and A. Where K is above 16 a launch of its own makes it
+// for all chunks; in the walks along segments, each tile of V would have to make it again.
 #pragma once
 
 #include "sm80/linear/vector_weights.h"
@@ -107,7 +107,7 @@ struct ChunkOfVectors {
     }
     VectorFactors<C>& of_head = out[own.head];
     StepSums<C> const sums(rows.g[own.head], p.forward.gate.fp32, own);
-    set_factors(sums, own, of_head.keys.decays[own.strip]);
+    set_decays(sums, own, of_head.keys.decays[own.strip]);
     if (!(sums.all.x >= kLeastSum && sums.all.y >= kLeastSum)) {
       rows.exact[own.head][own.strip] = true;
     }
@@ -194,7 +194,6 @@ class FactorRows {
   __device__ FactorRows(Walk<C> const& walk, VectorParams const& p)
       : chunks(walk.chunks()),
         walk_(walk),
-        p_(p),
         q_(tiles_of_k(walk, p.forward.q)),
         k_(tiles_of_k(walk, p.forward.k)),
         g_(walk, p) {}
@@ -218,7 +217,6 @@ class FactorRows {
 
  private:
   Walk<C> const& walk_;
-  VectorParams const& p_;
   WalkTiles<C, C::kK> q_, k_;
   GateStream<C> g_;
   int loaded_ = 0;

@@ -18,8 +18,9 @@ struct VectorSteps;
 
 template <class Element_, int kTiling, flash::linear::Order kOrder = flash::linear::Order::Forward>
 struct VectorConfig : WalkShape<Element_, flash::linear::kVectorTilings[kTiling]> {
-  using Steps = VectorSteps<VectorConfig>;  // how a walk multiplies
-  static constexpr int kStageAlignment = 16;
+  using Steps = VectorSteps<VectorConfig>;    // how a walk multiplies
+  static constexpr int kStageAlignment = 16;  // of a chunk in shared memory
+  // Every thread calls it between what it writes there and the barrier before products read it.
   __device__ static void let_products_see_writes() {}
   // A number that all lanes of a warp have.
   __device__ static int of_warp(int x) { return x; }
@@ -116,23 +117,34 @@ __device__ void load_heads(Walk<C> const& walk, flash::linear::Tokens const& tok
   }
 }
 
+// Where gates of tokens begin, of the CTA's first head and its tile of K.
 template <class C>
-__device__ void load_gates(Walk<C> const& walk, flash::linear::Tokens const& tokens,
-                           VectorParams const& p, GateTile<C> (&out)[C::kHeads]) {
+__device__ char const* first_gate(Walk<C> const& walk, flash::linear::Tokens const& tokens,
+                                  VectorParams const& p) {
+  auto const& gate = p.forward.gate;
+  int64_t const first = tokens.batch * gate.batch_stride + tokens.row * gate.row_stride +
+                        walk.tile.head * gate.head_stride + walk.tile.k_begin;
+  return static_cast<char const*>(gate.ptr) +
+         first * int(gate.fp32 ? sizeof(float) : sizeof(typename C::Element));
+}
+
+// Starts to bring gates, from there on, of all heads of a CTA.
+template <class C>
+__device__ void load_gates(Walk<C> const& walk, VectorParams const& p, char const* first, int rows,
+                           GateTile<C> (&out)[C::kHeads]) {
   using Element = typename C::Element;
   auto const& gate = p.forward.gate;
+  int const columns = p.forward.k_dim - walk.tile.k_begin;
 #pragma unroll
   for (int of = 0; of < C::kHeads; ++of) {
     if (of < walk.heads()) {
-      int64_t const first = tokens.batch * gate.batch_stride + tokens.row * gate.row_stride +
-                            (walk.tile.head + of) * gate.head_stride + walk.tile.k_begin;
-      int const columns = p.forward.k_dim - walk.tile.k_begin;
+      int64_t const of_head = of * gate.head_stride;
       if (gate.fp32) {
-        load_gates<C>(static_cast<float const*>(gate.ptr) + first, gate.row_stride, out[of],
-                      tokens.count, columns, p.aligned_g);
+        load_gates<C>(reinterpret_cast<float const*>(first) + of_head, gate.row_stride, out[of],
+                      rows, columns, p.aligned_g);
       } else {
-        load_gates<C>(static_cast<Element const*>(gate.ptr) + first, gate.row_stride, out[of],
-                      tokens.count, columns, p.aligned_g);
+        load_gates<C>(reinterpret_cast<Element const*>(first) + of_head, gate.row_stride, out[of],
+                      rows, columns, p.aligned_g);
       }
     }
   }
@@ -141,40 +153,20 @@ __device__ void load_gates(Walk<C> const& walk, flash::linear::Tokens const& tok
 // Gates of a walk's chunks, one after the other.
 template <class C>
 class GateStream {
-  using Element = typename C::Element;
-
   Walk<C> const& walk_;
   VectorParams const& p_;
   char const* next_;  // the next chunk's first row, of the CTA's first head
 
  public:
-  __device__ GateStream(Walk<C> const& walk, VectorParams const& p) : walk_(walk), p_(p) {
-    auto const& gate = p.forward.gate;
-    auto const tokens = walk.first_tokens();
-    int64_t const first = tokens.batch * gate.batch_stride + tokens.row * gate.row_stride +
-                          walk.tile.head * gate.head_stride;
-    next_ = static_cast<char const*>(gate.ptr) + first * size();
-  }
+  __device__ GateStream(Walk<C> const& walk, VectorParams const& p)
+      : walk_(walk), p_(p), next_(first_gate(walk, walk.first_tokens(), p)) {}
+
   __device__ void load(int rows, GateTile<C> (&out)[C::kHeads]) {
     auto const& gate = p_.forward.gate;
-#pragma unroll
-    for (int of = 0; of < C::kHeads; ++of) {
-      if (of < walk_.heads()) {
-        char const* const source = next_ + of * gate.head_stride * size();
-        if (gate.fp32) {
-          load_gates<C>(reinterpret_cast<float const*>(source), gate.row_stride, out[of], rows,
-                        p_.forward.k_dim, p_.aligned_g);
-        } else {
-          load_gates<C>(reinterpret_cast<Element const*>(source), gate.row_stride, out[of], rows,
-                        p_.forward.k_dim, p_.aligned_g);
-        }
-      }
-    }
-    next_ += (C::kReverse ? -C::kChunk : C::kChunk) * gate.row_stride * size();
+    load_gates(walk_, p_, next_, rows, out);
+    int const size = gate.fp32 ? sizeof(float) : sizeof(typename C::Element);
+    next_ += (C::kReverse ? -C::kChunk : C::kChunk) * gate.row_stride * size;
   }
-
- private:
-  __device__ int size() const { return p_.forward.gate.fp32 ? sizeof(float) : sizeof(Element); }
 };
 
 // A gate as its log2. Below -104 it is -104, whose factor is 0 in fp32: sums of 16 gates stay
@@ -266,23 +258,31 @@ struct StepSums {
   __device__ float2 entering(int t) const { return C::kReverse ? from_begin(t) : to_end(t); }
 };
 
-// Where the factor of a row of the state is among those of a step: of 16 rows, the four of a lane's
+// Where the decay of a row of the state is among those of a step: of 16 rows, the four of a lane's
 // accumulators are neighbours.
-__device__ inline int factor_place(int k) {
+__device__ inline int decay_place(int k) {
   return (k & ~15) + k % 8 / 2 * 4 + k % 16 / 8 * 2 + k % 2;
 }
 
 // Of 16 rows of the state from `row` on, the four of a lane's accumulators.
-__device__ inline float4 decays_of_rows(float const* factors, int row, int lane) {
-  return *reinterpret_cast<float4 const*>(&factors[row + lane % 4 * 4]);
+__device__ inline float4 decays_of_rows(float const* decays, int row, int lane) {
+  return *reinterpret_cast<float4 const*>(&decays[row + lane % 4 * 4]);
+}
+// What is left of a lane's accumulators, of eight rows and the next eight.
+__device__ inline void decay_rows(float4 const& left, float (&near)[4], float (&far)[4]) {
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    near[e] *= e % 2 ? left.y : left.x;
+    far[e] *= e % 2 ? left.w : left.z;
+  }
 }
 
-// A step's factors of the state's rows.
+// A step's decays of the state's rows.
 template <class C>
-__device__ void set_factors(StepSums<C> const& sums, Own<C> const& own, float* factors) {
+__device__ void set_decays(StepSums<C> const& sums, Own<C> const& own, float* decays) {
   if (own.share == 0) {
-    *reinterpret_cast<float2*>(&factors[factor_place(own.column)]) = {exp2_fast(sums.all.x),
-                                                                      exp2_fast(sums.all.y)};
+    *reinterpret_cast<float2*>(&decays[decay_place(own.column)]) = {exp2_fast(sums.all.x),
+                                                                    exp2_fast(sums.all.y)};
   }
 }
 

@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
       load_heads<C, C::kK>(walk, tokens, f.k, f.group, tile.k_begin, f.k_dim, f.aligned_k, keys.k);
       load_heads<C, C::kK>(walk, tokens, f.q, f.group, tile.k_begin, f.k_dim, f.aligned_k,
                            keys.own);
-      load_gates(walk, tokens, vector, keys.g);
+      load_gates(walk, vector, first_gate(walk, tokens, vector), tokens.count, keys.g);
     }
     cp_async_fence();
   };

@@ -21,6 +21,7 @@ void launch_vector_factors(VectorParams const& p, bool keys_only, LaunchContext 
     using flash::linear::kEveryGpusSmem;
     static_assert(sizeof(VectorFactors<C>) == flash::linear::vector_factors_bytes(C::tiling));
     static_assert(sizeof(VectorFactorsStorage<C>) <= kEveryGpusSmem);
+    static_assert(kFactorTokens % C::kChunk == 0);
     LinearTiles grid = vector_grid<C>(p.forward);
     grid.tiles_v = 1;
     flash::linear::Sequences const& s = p.forward.sequences;
@@ -30,16 +31,18 @@ void launch_vector_factors(VectorParams const& p, bool keys_only, LaunchContext 
   }
 }
 
-// What a segment adds to the state, and its outputs.
+// What a segment adds to the state, and its outputs. A walk's first launch is not an early one:
+// what it reads before it waits, the launch before may have written.
 template <class C>
 void launch_vector_sums(VectorParams const& p, LaunchContext const& launch) {
-  launch_kernel<vector_sums_kernel<C>>(
-      launch,
-      {.blocks = vector_grid<C>(p.forward).count(),
-       .threads = C::kThreads,
-       .smem_bytes = sizeof(typename StreamOf<C, /*kWithOutputs=*/false>::Storage),
-       .early = true},
-      p, vector_grid<C>(p.forward));
+  constexpr int kSmem = sizeof(typename StreamOf<C, /*kWithOutputs=*/false>::Storage);
+  static_assert(kSmem <= flash::linear::kEveryGpusSmem);
+  launch_kernel<vector_sums_kernel<C>>(launch,
+                                       {.blocks = vector_grid<C>(p.forward).count(),
+                                        .threads = C::kThreads,
+                                        .smem_bytes = kSmem,
+                                        .early = !C::kOwnFactors},
+                                       p, vector_grid<C>(p.forward));
 }
 
 template <class C>
@@ -50,7 +53,7 @@ void launch_vector_outputs(VectorParams const& p, LaunchContext const& launch) {
                                           {.blocks = vector_grid<C>(p.forward).count(),
                                            .threads = C::kThreads,
                                            .smem_bytes = kSmem,
-                                           .early = true},
+                                           .early = !C::kOwnFactors || p.forward.workspace.sums},
                                           p, vector_grid<C>(p.forward));
 }
 

@@ -26,19 +26,19 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
   stream.begin();
   typename C::Steps const steps(walk);
   WalkState<C> state = {};
-  // The factor of a row of a head's state over the segment.
-  constexpr int kFactors = C::kHeads * C::kK;
-  static_assert(kFactors <= C::kThreads);
-  int const own_head = threadIdx.x / C::kK, own_factor = threadIdx.x % C::kK;
-  bool const has_factor = threadIdx.x < kFactors && own_head < walk.heads();
+  // The decay of a row of a head's state over the segment.
+  constexpr int kDecays = C::kHeads * C::kK;
+  static_assert(kDecays <= C::kThreads);
+  int const own_head = threadIdx.x / C::kK, own_decay = threadIdx.x % C::kK;
+  bool const has_decay = threadIdx.x < kDecays && own_head < walk.heads();
   float total = 1.f;
 #pragma unroll 1
   for (int number = 0; number < stream.chunks; ++number) {
     auto const& chunk = stream.next();
-    if (has_factor) {
+    if (has_decay) {
 #pragma unroll
       for (int strip = 0; strip < C::kStrips; ++strip) {
-        total *= chunk.keys(own_head).decays[strip][own_factor];
+        total *= chunk.keys(own_head).decays[strip][own_decay];
       }
     }
     if (has_head(walk)) {
@@ -48,9 +48,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kResident)
   if (has_head(walk)) {
     walk.write_slot(grid, walk.next_slot(), state);
   }
-  if (tile.v_begin == 0 && has_factor) {
+  if (tile.v_begin == 0 && has_decay) {
     int64_t const of_head = int64_t(walk.next_slot()) * p.heads + tile.head + own_head;
-    p.workspace.decays[of_head * C::kK + own_factor] = total;
+    p.workspace.decays[of_head * C::kK + own_decay] = total;
   }
 }
 
@@ -87,8 +87,7 @@ __global__ void __launch_bounds__(kSegmentScanThreads)
   int64_t const slot =
       flash::linear::first_slot(p.sequences, sequence) + (C::kReverse ? segments - 1 : 0);
   float4* const states = reinterpret_cast<float4*>(p.workspace.sums) + slot * size + own;
-  float const* const decays =
-      p.workspace.decays + (slot * p.heads + head) * C::kK + factor_place(k);
+  float const* const decays = p.workspace.decays + (slot * p.heads + head) * C::kK + decay_place(k);
   constexpr int kNext = C::kReverse ? -1 : 1;
   int64_t const of_decays = int64_t(kNext) * p.heads * C::kK;
   for (int begin = 1; begin < segments; begin += kAhead) {

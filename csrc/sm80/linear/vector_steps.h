@@ -20,10 +20,6 @@ struct VectorSteps {
 
   // The run of a square of O that a lane stores.
   __device__ static RunPlace place(int lane) { return RunPlace::of(lane); }
-  // Of a chunk's steps, the one that is `number` in the walk's order.
-  __device__ static int strip_in_order(int number) {
-    return C::kReverse ? C::kStrips - 1 - number : number;
-  }
 
   // The state alone.
   template <class Stage>
@@ -32,7 +28,7 @@ struct VectorSteps {
     int const lane = thread_index_here() % 32;
 #pragma unroll
     for (int step = 0; step < C::kStrips; ++step) {
-      int const strip = strip_in_order(step);
+      int const strip = walk.strip_in_order(step);
       uint32_t v[4];
       read_values_across(chunk.values(walk.h), strip, lane, v);
 #pragma unroll
@@ -49,7 +45,7 @@ struct VectorSteps {
     int const lane = thread_index_here() % 32;
 #pragma unroll
     for (int step = 0; step < C::kStrips; ++step) {
-      int const strip = strip_in_order(step);
+      int const strip = walk.strip_in_order(step);
       uint32_t v[4];
       read_values_across(chunk.values(walk.h), strip, lane, v);
 #pragma unroll
@@ -119,11 +115,7 @@ struct VectorSteps {
     uint32_t k[4];
     FactorTile<C>::template read_square<true>(own_rows(keys.rows), strip * 16, row,
                                               lanes_of_b_transposed(lane), k);
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      near[e] *= e % 2 ? left.y : left.x;
-      far[e] *= e % 2 ? left.w : left.z;
-    }
+    decay_rows(left, near, far);
     multiply<Element>(v, k, near, far);
   }
 };

@@ -130,6 +130,10 @@ struct Walk {
     int const begin = number * C::kChunk, left = all.count - begin;
     return {all.batch, all.row + begin, left < C::kChunk ? left : C::kChunk};
   }
+  // The walk's first step of a chunk is number 0.
+  __device__ static int strip_in_order(int number) {
+    return C::kReverse ? C::kStrips - 1 - number : number;
+  }
   // The walk's first chunk is number 0.
   __device__ flash::linear::Tokens chunk_in_order(int number) const {
     return chunk(C::kReverse ? chunks() - 1 - number : number);

@@ -32,9 +32,6 @@ struct WarpgroupSteps {
 
   // The run of a square of O that a lane stores.
   __device__ static RunPlace place(int lane) { return {lane / 2, lane % 2 * kRunElements}; }
-  __device__ static int strip_in_order(int number) {
-    return C::kReverse ? C::kStrips - 1 - number : number;
-  }
 
   // The state alone.
   template <class Stage>
@@ -42,7 +39,7 @@ struct WarpgroupSteps {
     VectorKeys<C> const& keys = chunk.keys(0);
 #pragma unroll
     for (int step = 0; step < C::kStrips; ++step) {
-      int const strip = strip_in_order(step);
+      int const strip = walk.strip_in_order(step);
       auto v = values_across(chunk.values(0), strip);
       scale(keys, strip, state);
       auto sums = of_warpgroup<C::kRows>(&state[0][0][0]);
@@ -62,7 +59,7 @@ struct WarpgroupSteps {
     VectorFactors<C> const& factors = chunk.factors(0);
 #pragma unroll
     for (int step = 0; step < C::kStrips; ++step) {
-      int const strip = strip_in_order(step);
+      int const strip = walk.strip_in_order(step);
       auto v = values_across(chunk.values(0), strip);
       auto own = own_values(strip, v);
       auto sums = of_warpgroup<C::kRows>(&state[0][0][0]);
@@ -127,6 +124,11 @@ struct WarpgroupSteps {
   using OwnMma = MmaRegisterQueries<Element, 16, 16>;
   using StateMma = MmaRegisterA<Element, C::kRows, 16>;
   static_assert(C::kWarpsV % 4 == 0 && C::kHeads == 1);
+  // Tiles begin where their swizzle's pattern of eight rows does.
+  static constexpr int kPattern = 16 * FactorTile<C>::kRun;
+  static_assert(sizeof(VectorFactors<C>::query[0]) % kPattern == 0 &&
+                offsetof(VectorFactors<C>, keys) % kPattern == 0 &&
+                offsetof(VectorFactors<C>, weights) % (16 * 16) == 0);
 
   int const values_at_;  // this lane's run of a step's V
   int const decays_at_;  // and its decays of 16 rows of the state
@@ -173,7 +175,8 @@ struct WarpgroupSteps {
       }
     }
   }
-  // V where the warpgroup has the strip's sums, else zeros: all have to multiply.
+  // V where the warpgroup has the strip's sums, else zeros: ptxas serialises products in a branch.
+  // An A that is infinite, which fp16 may be, becomes NaN by the zeros.
   template <class V>
   __device__ V own_values(int strip, V const& v) const {
     V own = v;
@@ -209,14 +212,8 @@ struct WarpgroupSteps {
   __device__ void scale(VectorKeys<C> const& keys, int strip, WalkState<C>& state) const {
 #pragma unroll
     for (int row = 0; row < C::kRows; row += 16) {
-      float (&near)[4] = state[0][row / 8];
-      float (&far)[4] = state[0][row / 8 + 1];
-      float4 const left = *reinterpret_cast<float4 const*>(&keys.decays[strip][decays_at_ + row]);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        near[e] *= e % 2 ? left.y : left.x;
-        far[e] *= e % 2 ? left.w : left.z;
-      }
+      auto const& left = *reinterpret_cast<float4 const*>(&keys.decays[strip][decays_at_ + row]);
+      decay_rows(left, state[0][row / 8], state[0][row / 8 + 1]);
     }
   }
 };
