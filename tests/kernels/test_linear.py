@@ -54,6 +54,16 @@ def check(case: Case) -> None:
     check_results(case, "cpu", mixed(case))
 
 
+def check_a_sequence_alone(*tensors: Tensor) -> None:
+    """Of 300 tokens of q, k, v and g in three sequences: the second has the same bits alone."""
+    edges = torch.tensor([0, 37, 237, 300])
+    o, states = chunk_scan(*tensors, output_final_state=True, cu_seqlens=edges)
+    own = (x[:, 37:237] for x in tensors)
+    alone, state = chunk_scan(*own, output_final_state=True)
+    assert torch.equal(o[:, 37:237], alone)
+    assert torch.equal(states[1:2], state)
+
+
 @pytest.mark.parametrize("T", [0, 1, 15, 63, 65, 200, 300])
 def test_lengths(T, large, calls):
     check(Case("scalar", 7, 9, T, dtype=BF16, v_first=True))
@@ -238,12 +248,7 @@ def test_neighbours_change_no_bit(decay, large):
     v, g = torch.randn(1, 300, 1, 40).half(), -torch.rand(1, 300, 1)
     if decay == "vector":
         g = -3 * torch.rand(1, 300, 1, 24) * (torch.rand(1, 300, 1, 1) + 1)
-    edges = torch.tensor([0, 37, 237, 300])
-    o, states = chunk_scan(q, k, v, g, output_final_state=True, cu_seqlens=edges)
-    own = (x[:, 37:237] for x in (q, k, v, g))
-    alone, state = chunk_scan(*own, output_final_state=True)
-    assert torch.equal(o[:, 37:237], alone)
-    assert torch.equal(states[1:2], state)
+    check_a_sequence_alone(q, k, v, g)
 
 
 def test_other_heads_and_runs_change_no_bit(large):

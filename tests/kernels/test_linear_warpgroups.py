@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from flash_attn.linear import chunk_scan
 from tests.kernels import library
 from tests.kernels.linear_results import poison_forward, poison_gradients
-from tests.kernels.test_linear import mixed
+from tests.kernels.test_linear import check_a_sequence_alone, mixed
 from tests.linear.cases import GATES, Backend, Case, check, packed
 from tests.linear.rounding import check_results
 
@@ -64,9 +63,4 @@ def test_gradients(K, V, T):
 def test_neighbours_change_no_bit():
     q, k = (torch.randn(1, 300, 1, 60).half() for _ in range(2))
     v, g = torch.randn(1, 300, 1, 40).half(), -3 * torch.rand(1, 300, 1, 60)
-    edges = torch.tensor([0, 37, 237, 300])
-    o, states = chunk_scan(q, k, v, g, output_final_state=True, cu_seqlens=edges)
-    own = (x[:, 37:237] for x in (q, k, v, g))
-    alone, state = chunk_scan(*own, output_final_state=True)
-    assert torch.equal(o[:, 37:237], alone)
-    assert torch.equal(states[1:2], state)
+    check_a_sequence_alone(q, k, v, g)

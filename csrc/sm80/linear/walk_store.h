@@ -98,7 +98,7 @@ __device__ void store_run(ForwardParams const& p, Element* to, int left, uint4 c
 struct RunPlace {
   int row, column;
 
-  // That runs_of_rows gives a lane.
+  // The run that runs_of_rows gives a lane.
   __device__ static RunPlace of(int lane) {
     return {lane % 2 * 8 + lane / 4, lane % 4 / 2 * kRunElements};
   }

@@ -226,7 +226,8 @@ struct WarpgroupConfig : VectorConfig<Element, kTiling, kOrder> {
   // What this thread wrote to shared memory, or cp.async for it, is there for wgmma after this, and
   // a barrier.
   __device__ static void let_products_see_writes() { cutlass::arch::fence_view_async_shared(); }
-  // By the shuffle the compiler learns it, and keeps what is made of it in uniform registers.
+  // The shuffle tells the compiler that all lanes have the same number, so that addresses made of
+  // it stay in uniform registers, where wgmma wants them.
   __device__ static int of_warp(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 };
 
